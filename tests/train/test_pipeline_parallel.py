@@ -129,18 +129,6 @@ def test_gradients_are_bitwise_those_of_one_process(how, batches, dtype, eager):
         assert held == proven
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_schedule_adds_up_as_one_process_does(schedule, eager):
-    def program(comm):
-        pipe = PipelineParallel(comm, network(eager=eager), splits=4, schedule=schedule)
-        pipe.step(*batch_of(10), count=10)
-        return pipe.gradients
-
-    wanted = of_one_process(network(), *batch_of(10), 10, splits=4)[1]
-    assert bits_of_all(rr.spawn(program, 2, timeout_s=120)) == bits(wanted)
-
-
 def piped(comm, layers=None, **how) -> PipelineParallel:
     return PipelineParallel(comm, network() if layers is None else layers, **how)
 
