@@ -224,13 +224,6 @@ def test_a_folder_is_one_run_s_at_a_time(tmp_path):
     Folder(tmp_path, 3).close()
 
 
-def test_without_its_manifest_there_is_no_checkpoint(tmp_path):
-    with opened(tmp_path) as folder:
-        folder.save(checkpoint(3))
-        folder.save(checkpoint(5)).unlink()
-        assert last(folder)[0].step == 3
-
-
 @pytest.mark.parametrize("stops_before", ["write", "fsync", "replace", "second replace", "folder"])
 def test_stopping_at_any_moment_of_saving_leaves_the_one_before(
     stops_before, tmp_path, monkeypatch
