@@ -1,15 +1,20 @@
-"""Jobs that the launcher starts in a folder of their own."""
+"""Jobs that the launcher starts in a folder of their own, and what `explain` prints."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ringreduce.launch import cli
+
 LIMIT_S = 300.0
+Said = Callable[[str], list[list[str]]]
 
 
 @pytest.fixture
@@ -38,3 +43,15 @@ def run(tmp_path):
         )
 
     return start
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs `ringreduce explain`, which must end well; gives the lines of each section it prints."""
+
+    def run(line: str) -> list[list[str]]:
+        assert cli.main(["explain", *shlex.split(line)]) == 0
+        text = capsys.readouterr().out
+        return [section.splitlines() for section in text.rstrip("\n").split("\n\n")]
+
+    return run

@@ -6,7 +6,6 @@ import doctest
 import importlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -30,11 +29,11 @@ from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, resolve, slice_count
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule
+from tests.launch.conftest import Said
 from tests.support.mpi import MpiJobs
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
 
 NODES = ((0, 1), (2,))
-Said = Callable[[str], list[list[str]]]
 IN_MEMORY = Memory(single_copy=True, crowded=False)
 
 
@@ -47,18 +46,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(case, "memory_of_job", of_job)
     monkeypatch.setenv("COLUMNS", "200")  # no line is wrapped
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Runs `ringreduce explain`, which must end well; gives the lines of each section it prints."""
-
-    def run(line: str) -> list[list[str]]:
-        assert cli.main(["explain", *shlex.split(line)]) == 0
-        text = capsys.readouterr().out
-        return [section.splitlines() for section in text.rstrip("\n").split("\n\n")]
-
-    return run
 
 
 # --- what it says ---------------------------------------------------------------------------------
@@ -672,6 +659,16 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         ("-n 4 --bytes -1", "'-1' is no size"),
         ("-n 4 now", "unrecognized arguments: now"),
         ("-n 4 --svg x", "--svg x: wanted a name that ends in .svg"),
+        ("--pipeline 1f1b", "how many ranks has the pipeline? --stages 4"),
+        ("--pipeline 1f1b --stages two", "argument --stages: invalid int value: 'two'"),
+        ("--pipeline 1f1b --stages 4 --virtual 0", "--virtual is 0; wanted at least 1"),
+        ("--pipeline 1f1b --stages 4 --splits -1", "--splits is -1; wanted at least 1"),
+        ("--pipeline 1f1b --stages 4 --png x.svg", "--png x.svg: wanted a name that ends in .png"),
+        ("--pipeline 1f1b --stages 4 --json", "--json is for a collective, not for --pipeline"),
+        ("--pipeline 1f1b --stages 4 --nodes 2,2", "--nodes is for a collective"),
+        ("--pipeline 1f1b --stages 4 --root 1", "--root is for a collective"),
+        ("-n 4 --stages 4", "--stages is for a pipeline; add --pipeline"),
+        ("-n 4 --virtual 2", "--virtual is for a pipeline; add --pipeline"),
     ],
 )
 def test_a_usage_error_exits_with_2_and_says_why(

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from ringreduce.launch import cli, explain_pipeline
+from ringreduce.launch import explain_pipeline
 from ringreduce.pipeline import draw, prove, register, schedule, to_svg
 from ringreduce.pipeline.registry import SCHEDULES
+from tests.launch.conftest import Said
 from tests.launch.test_explain import refused
-
-Said = Callable[[str], list[list[str]]]
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is wrapped."""
     monkeypatch.setenv("COLUMNS", "500")
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Runs `ringreduce explain`, which must end well; gives the lines of each section it prints."""
-
-    def run(line: str) -> list[list[str]]:
-        assert cli.main(["explain", *shlex.split(line)]) == 0
-        text = capsys.readouterr().out
-        return [section.splitlines() for section in text.rstrip("\n").split("\n\n")]
-
-    return run
 
 
 @pytest.fixture
@@ -136,27 +122,3 @@ def test_pictures_are_written(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert len(drawn) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("--pipeline 1f1b", "how many ranks has the pipeline? --stages 4"),
-        ("--pipeline 1f1b --stages two", "argument --stages: invalid int value: 'two'"),
-        ("--pipeline 1f1b --stages 4 --virtual 0", "--virtual is 0; wanted at least 1"),
-        ("--pipeline 1f1b --stages 4 --splits -1", "--splits is -1; wanted at least 1"),
-        ("--pipeline 1f1b --stages 4 --png x.svg", "--png x.svg: wanted a name that ends in .png"),
-        ("--pipeline 1f1b --stages 4 --json", "--json is for a collective, not for --pipeline"),
-        ("--pipeline 1f1b --stages 4 --nodes 2,2", "--nodes is for a collective"),
-        ("--pipeline 1f1b --stages 4 --root 1", "--root is for a collective"),
-        ("-n 4 --stages 4", "--stages is for a pipeline; add --pipeline"),
-        ("-n 4 --virtual 2", "--virtual is for a pipeline; add --pipeline"),
-    ],
-)
-def test_a_usage_error_exits_with_2_and_says_why(
-    capsys: pytest.CaptureFixture[str], line: str, complaint: str
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["explain", *line.split()])
-    assert stop.value.code == 2
-    assert complaint in capsys.readouterr().err
