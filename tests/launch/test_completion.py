@@ -122,11 +122,6 @@ def test_every_option_of_a_command_is_offered(completed: Completed, command: str
     assert set(parser._option_string_actions) <= set(completed(f"ringreduce {command} -"))
 
 
-@pytest.mark.parametrize("line", ["train --warm-u", "bench --it", "bench --js"])
-def test_options_that_are_passed_on_are_offered(completed: Completed, line: str) -> None:
-    assert len(completed(f"ringreduce {line}")) == 1
-
-
 @pytest.mark.parametrize("collective", ALGORITHMS)
 def test_explain_takes_every_algorithm_that_is_offered(
     completed: Completed, collective: str

@@ -379,13 +379,6 @@ def test_the_version(capsys):
     assert capsys.readouterr().out == f"ringreduce {ringreduce.__version__}\n"
 
 
-@pytest.mark.slow
-def test_the_package_is_the_command(capfd):
-    command = [sys.executable, "-m", "ringreduce", "explain", "-n", "2"]
-    assert subprocess.run(command).returncode == 0
-    assert "all_reduce" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
