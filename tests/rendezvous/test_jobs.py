@@ -133,7 +133,7 @@ def test_a_program_need_not_close(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("3\n3\n3\n", "", 0)
 
 
-def test_init_again_and_again_and_with_others_imports_no_mpi(tmp_path):
+def test_init_again_and_again_and_with_others_without_mpi(tmp_path):
     done = run_program(
         tmp_path,
         """
@@ -143,19 +143,6 @@ def test_init_again_and_again_and_with_others_imports_no_mpi(tmp_path):
                 assert comm.all_reduce(part.all_reduce(1)) == 5
         assert not any(name.startswith("mpi4py") for name in sys.modules), "MPI is imported"
         """,
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_a_job_of_one_rank(tmp_path):
-    done = run_program(
-        tmp_path,
-        """
-        with rr.init(timeout_s=120) as comm:
-            assert comm.all_reduce(7) == 7
-            assert comm.size == 1
-        """,
-        ranks=1,
     )
     assert (done.stderr, done.returncode) == ("", 0)
 
