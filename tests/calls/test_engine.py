@@ -61,17 +61,6 @@ def test_a_first_call_makes_one_program_and_unrolls_nothing(name, monkeypatch):
     assert unrolled == []
 
 
-def test_executables_of_calls_that_are_no_longer_kept_are_freed():
-    def program(comm):
-        for count in range(1, 40):
-            assert comm.all_reduce(np.ones(count))[0] == comm.size
-        comm._engine.free_discarded()
-        return len(comm._engine._flows._flows)
-
-    config = rr.Config(kept_plans=4)
-    assert all(flows <= 4 for flows in rr.spawn(program, 2, config=config, timeout_s=120))
-
-
 def test_a_call_that_was_freed_is_made_anew():
     def program(comm):
         x = np.ones(5)
