@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -142,29 +142,20 @@ def tensors_can_be_resized_after_calls() -> None:
         assert not x.untyped_storage().resizable()
 
 
-def _leaf(x: Any) -> Any:
-    return torch.nn.Parameter(x.clone())
-
-
-def _strided(x: Any) -> Any:
-    wide = torch.zeros(*x.shape, 2)
-    wide[..., 0] = x
-    return wide[..., 0]
-
-
-def _strided_leaf(x: Any) -> Any:
-    return _strided(x).requires_grad_()
-
-
-def _of_a_graph(x: Any) -> Any:
-    return x.clone().requires_grad_() * 1
+_MAKERS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: torch.nn.Parameter(x.clone()),
+    lambda x: torch.stack([x, x], -1)[..., 0],
+    lambda x: torch.stack([x, x], -1)[..., 0].requires_grad_(),
+    lambda x: x.clone().requires_grad_() * 1,
+)
+"""Make parameters, strided tensors, strided leaves of a graph, and results in a graph."""
 
 
 def every_call_takes_parameters_and_strided_tensors() -> None:
     n, to, source = size(), (rank() + 1) % size(), (rank() - 1) % size()
     total, first, last = sum(everybodys(2 * n)), of(0, 2 * n), of(source, 2 * n)
     all_of_them = torch.stack(everybodys(2))
-    for make in (_leaf, _strided, _strided_leaf, _of_a_graph):
+    for make in _MAKERS:
 
         def got(x: Any, wanted: Any) -> None:
             same(x.detach().reshape(wanted.shape), wanted)
@@ -183,8 +174,7 @@ def every_call_takes_parameters_and_strided_tensors() -> None:
             x, out = make(mine(2 * n)), empty(2)
             pieces = [empty(2) for _ in range(n)] if rank() == root else None
             dist.reduce(x, root)
-            if rank() == root:
-                got(x, total)
+            got(x, total if rank() == root else mine(2 * n))
             dist.gather(make(mine(2)), pieces, root)
             for found, wanted in zip(pieces or [], all_of_them, strict=False):
                 got(found, wanted)
