@@ -27,7 +27,7 @@ def facts() -> dict[str, Any]:
         **{transport: sums(transport) for transport in TRANSPORTS},
         **{way: registered_in_any_mixture(way) for way in WAYS},
         **{f"{way} {kind}": past_the_caches(way, kind) for way in WAYS for kind in KINDS},
-        **{lacking: without(lacking) for lacking in LACKING},
+        **{lacking: sums(lacking=lacking) for lacking in LACKING},
     }
 
 
@@ -41,14 +41,34 @@ def config_of(way: str) -> rr.Config:
     return rr.Config(pull_bytes=1 if way == "single-copy" else 1 << 40)
 
 
-def sums(transport: str) -> list:
-    """Return whether sums of seven lengths went through memory, and a sum of ones."""
-    with rr.init(transport=transport, timeout_s=120) as comm:
-        for turn in range(5 * TURNS):
-            x = np.arange(turn % 7 + 1.0) + comm.rank
-            wanted = comm.size * np.arange(turn % 7 + 1.0) + comm.size * (comm.size - 1) / 2
-            assert np.array_equal(comm.all_reduce(x, algorithm="one_shot"), wanted)
-        return [rounds_of(comm) >= 5 * TURNS, comm.all_reduce(np.ones(100_000))[-1]]
+def sums(transport: str = "auto", lacking: str = "") -> list:
+    """Return how many sums are wrong, whether they go through memory, and whether single-copy.
+
+    `lacking` is a way of sharing memory that is not to be had.
+    """
+    patch: Any = contextlib.nullcontext()
+    if lacking == "reads":
+        patch = mock.patch.object(segments, "_reads", return_value=False)
+    elif lacking == "memory files" or (lacking and place()[0] == 1):
+        patch = mock.patch.object(os, "memfd_create", side_effect=OSError)
+    with patch, rr.init(transport=transport, timeout_s=120) as comm:
+        wrong = 0
+        for count in (1, 6, 7, 1000, 100_000, 400_000) * 2:
+            for x in (np.empty(count, np.float32), comm.empty(count, np.float32)):
+                fill(comm, x)
+                wrong += not np.array_equal(comm.all_reduce(x), filled_sum(comm, count))
+                comm.all_reduce(x, out=x)
+                wrong += not np.array_equal(x, filled_sum(comm, count))
+        found = comm.config.memory
+        return [wrong, rounds_of(comm) > 0, found is not None and found.single_copy]
+
+
+def fill(comm: rr.Communicator, x: np.ndarray) -> None:
+    x[...] = np.arange(x.size) % 1000 + comm.rank
+
+
+def filled_sum(comm: rr.Communicator, count: int) -> np.ndarray:
+    return comm.size * (np.arange(count) % 1000) + comm.size * (comm.size - 1) / 2
 
 
 def registered_in_any_mixture(way: str) -> int:
@@ -102,33 +122,3 @@ def past_the_caches(way: str, kind: str) -> bool:
                 comm.all_reduce(x, out=out)
                 assert np.array_equal(out, filled_sum(comm, count))
         return team.indirect_reads < before
-
-
-def without(lacking: str) -> list:
-    """Return how many sums are wrong where a way of sharing memory is not to be had.
-
-    And whether memory is shared, and whether it is read single-copy.
-    """
-    patch: Any = contextlib.nullcontext()
-    if lacking == "reads":
-        patch = mock.patch.object(segments, "_reads", return_value=False)
-    elif lacking == "memory files" or place()[0] == 1:
-        patch = mock.patch.object(os, "memfd_create", side_effect=OSError)
-    with patch, rr.init(transport="auto", timeout_s=120) as comm:
-        wrong = 0
-        for count in (1, 1000, 100_000, 400_000):
-            for x in (np.empty(count, np.float32), comm.empty(count, np.float32)):
-                fill(comm, x)
-                wrong += not np.array_equal(comm.all_reduce(x), filled_sum(comm, count))
-                comm.all_reduce(x, out=x)
-                wrong += not np.array_equal(x, filled_sum(comm, count))
-        found = comm.config.memory
-        return [wrong, found is not None, found is not None and found.single_copy]
-
-
-def fill(comm: rr.Communicator, x: np.ndarray) -> None:
-    x[...] = np.arange(x.size) % 1000 + comm.rank
-
-
-def filled_sum(comm: rr.Communicator, count: int) -> np.ndarray:
-    return comm.size * (np.arange(count) % 1000) + comm.size * (comm.size - 1) / 2
