@@ -117,11 +117,9 @@ def test_a_train_that_cannot_be_called_is_refused(train):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("recovery", ["auto", "relaunch"] if LIVE else ["auto"])
-def test_more_losses_than_are_allowed_end_the_job(steps, tmp_path, recovery):
+def test_more_losses_than_are_allowed_end_the_job(steps, tmp_path):
     """After the first, which is allowed, the hook of each rank gets what the event says."""
-    words = ["--elastic", "1", "--max-failures", "1", "--recovery", recovery]
-    job = steps("-n", "3", *words, first=HOOK)
+    job = steps("-n", "3", "--elastic", "1", "--max-failures", "1", first=HOOK)
     os.kill(job.await_step(1)[1], signal.SIGKILL)
     pids = job.await_step(2)
     os.kill(pids[0], signal.SIGKILL)
@@ -144,7 +142,7 @@ def test_more_losses_than_are_allowed_end_the_job(steps, tmp_path, recovery):
         "lost": [1],
         "joined": 0,
         "cause": "killed",
-        "level": 1 if LIVE and recovery == "auto" else 2,
+        "level": 1 if LIVE else 2,
         "generation": 2,
     }
     assert hooked(tmp_path) == [change] * 2

@@ -42,6 +42,7 @@ os.fsync = sync
 def test_ranks_that_are_replaced_change_no_bit_and_a_full_disk_is_not_forgotten(trains, tmp_path):
     """One rank is lost, which alone has met the full disk, and one leaves."""
     folder = tmp_path / "checkpoints"
+    folder.mkdir()
     for name in ("full", "hold 70", "hold 140"):
         (tmp_path / name).touch()
     options = f"--epochs {EPOCHS} --checkpoint-dir {folder} --checkpoint-every 50"

@@ -50,14 +50,12 @@ def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
 @pytest.mark.parametrize(
     ("mistake", "live", "ranks", "text"),
     [
-        pytest.param(
-            *("no agreement", True, 3, "a step has other samples"), marks=pytest.mark.slow
-        ),
         ("no fence", False, 2, "a rank begins with a mixture"),
         ("commit before write", False, 2, "the next generation begins with a mixture"),
         ("lease ignored", False, 2, "a rank commits without a lease"),
         ("old manifest", False, 2, "an old generation writes a checkpoint"),
         ("no second look", False, 2, "nothing can happen"),
+        ("no agreement", True, 3, "a step has other samples"),
     ],
 )
 def test_a_mistake_in_the_protocol_is_found(mistake, live, ranks, text):
