@@ -47,12 +47,13 @@ def digests(jobs):
 
 @pytest.mark.parametrize("algorithm", bits.LAYOUTS)
 def test_ranks_runs_and_transports_have_the_same_bits(digests, algorithm):
-    """Threads are one run, and processes another."""
+    """Threads are one run, and processes another, of fewer dtypes."""
     nodes = bits.LAYOUTS[algorithm]
     threads = rr.spawn(bits.digests, sum(nodes), algorithm, nodes=nodes, config=CONFIG)
     runs = [threads, [rank[algorithm] for rank in digests[: sum(nodes)]]]
     for call in threads[0]:
-        assert len({digest for run in runs for rank in run for digest in rank[call]}) == 1, call
+        found = {digest for run in runs for rank in run for digest in rank.get(call, ())}
+        assert len(found) == 1, call
 
 
 CHECKS = [

@@ -16,7 +16,7 @@ from ringreduce.control.executable import LoggedMessage
 
 LAYOUTS = [(2, 2), (3, 1, 2), (1, 4), ((0, 2), (1, 3))]
 """Equal nodes, unequal nodes, a node of one rank, ranks dealt round-robin."""
-COUNT = 60_000
+COUNT = 24_000
 CONFIG = rr.Config(slice_bytes=1 << 15, log_messages=True)
 
 
