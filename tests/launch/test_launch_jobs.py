@@ -92,6 +92,7 @@ def test_no_module_of_the_working_directory_runs_before_the_program(
 WORDS = ["--", "-5", ":", "", "--", "-m", "$HOME", "*", "a b", "a\nb", "\udcff", "é", "x" * 70_000]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("program", [["sub/show.py"], *alike(["-m", "sub.show"], ["sub"])])
 def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, program):
     (tmp_path / "sub").mkdir()
@@ -147,8 +148,9 @@ AFTER = """
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.alike
-@pytest.mark.parametrize("program", [["script.py"], ["-m", "script"], ["folder"]])
+@pytest.mark.parametrize("program", [["script.py"], ["folder"], ["-m", "script"]])
 def test_the_main_module_is_there_until_the_process_ends(script, run, tmp_path, program):
     script(AFTER)
     (tmp_path / "folder").mkdir()
