@@ -15,8 +15,6 @@ from ringreduce.calls import cache
 
 QUICKLY = ("-b", "32", "-e", "512K", "-f", "128", "--iters", "3", "-w", "1", "-c", "3")
 ONE_CALL = ("-b", "8", "-e", "8", "--iters", "1")
-PLACED_WRONG = "a rank gets a wrong result"
-WITHOUT_RESVG = "a library is missing"
 RUNS = {
     **{name: (*QUICKLY, "--collective", name, "--json", f"{name}.jsonl") for name in COLLECTIVES},
     "bfloat16": (*QUICKLY, "-d", "bfloat16"),
@@ -26,11 +24,11 @@ RUNS = {
     "wide": (*QUICKLY, "-c", "0", "--wide"),
     "auto": ONE_CALL,
     "ring": (*ONE_CALL, "--algorithm", "ring"),
-    PLACED_WRONG: QUICKLY,
-    WITHOUT_RESVG: ("--plot", "run.png"),
+    "wrong result": QUICKLY,
+    "no library": ("--plot", "run.png"),
     "wrong option": ("--collectiv", "ringing"),
     "help": ("--help",),
-    "no such folder": ("--json", "no/such/folder.jsonl"),
+    "no folder": ("--json", "no/such/folder.jsonl"),
 }
 """The command line of each run."""
 
@@ -43,34 +41,33 @@ def over_mpi(folder: str) -> dict[str, dict[str, Any]]:
 
 def _made(name: str) -> dict[str, Any]:
     """Return the exit code, the texts, the algorithms by size, and the arguments of a last call."""
-    used: dict[str, str] = {}
-    told: list[list[str]] = []
-    resolve, right = cache.resolve, rr.Communicator.all_reduce
+    from ringreduce.bench.__main__ import main  # which initialises MPI
 
-    def resolved(collective: str, algorithm: str, nodes: Any, nbytes: int, config: Any) -> str:
+    used, told, resolve, right = {}, [[]], cache.resolve, rr.Communicator.all_reduce
+
+    def resolved(collective, algorithm, nodes, nbytes, config):
         chosen = resolve(collective, algorithm, nodes, nbytes, config)
         used[f"{collective} {nbytes}"] = chosen
         return chosen
 
-    def all_reduce(self: Any, x: Any, *arguments: Any, **named: Any) -> Any:
+    def all_reduce(self, x, *arguments, **named):
         told.append(sorted(named))
         y = right(self, x, *arguments, **named)
-        if name == PLACED_WRONG and self.rank == 1 and y.size > 9:
+        if name == "wrong result" and self.rank == 1 and y.size > 9:
             y[9] += 1
         return y
 
-    from ringreduce.bench.__main__ import main  # which initialises MPI
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(cache, "resolve", resolved))
-        stack.enter_context(mock.patch.object(rr.Communicator, "all_reduce", all_reduce))
-        if name == WITHOUT_RESVG:
-            stack.enter_context(mock.patch.dict(sys.modules, {"resvg_py": None}))
-        out = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        err = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+    missing = {"resvg_py": None} if name == "no library" else {}
+    with (
+        mock.patch.object(cache, "resolve", resolved),
+        mock.patch.object(rr.Communicator, "all_reduce", all_reduce),
+        mock.patch.dict(sys.modules, missing),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
         try:
             code = main(RUNS[name])
         except SystemExit as stop:
             code = stop.code
     texts = {"out": out.getvalue(), "err": err.getvalue()}
-    return {"code": code, **texts, "used": used, "named": told[-1] if told else []}
+    return {"code": code, **texts, "used": used, "named": told[-1]}

@@ -7,7 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +25,7 @@ from ringreduce.bench.plot import finding, plot
 from ringreduce.bench.table import Row, Table, digits
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
-from tests.bench.runs import PLACED_WRONG, RUNS, WITHOUT_RESVG
+from tests.bench.runs import RUNS
 from tests.support.mpi import DEADLINE_S, ROOT, MpiJobs, environment, mpiexec
 from tests.support.pictures import contrasts, parse, shapes, whole
 
@@ -318,24 +318,6 @@ def test_wrong_elements_of_both_places_are_counted(wrong, text):
 # --- over MPI -------------------------------------------------------------------------------------
 
 
-@dataclass
-class Run:
-    """What came of a run: exit code and texts of all ranks, the rest of rank 0."""
-
-    code: int
-    out: str
-    err: str
-    used: dict[str, str]
-    """Collective and bytes -> the algorithm that was chosen."""
-    named: list[str]
-    """The names of the arguments of the last all-reduce."""
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The words of each line of the table that is no comment."""
-        return [line.split() for line in self.out.splitlines() if line and line[0] != "#"]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("bench")
@@ -343,17 +325,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    """Name -> one of `RUNS` on three ranks; a job makes them all."""
+    """Name of a run -> what came of it, for all ranks together; one job makes all `RUNS`."""
     jobs = MpiJobs(folder)
     ranks = jobs.run_ok("call", 3, "tests.bench.runs:over_mpi", str(folder))
     jobs.sweep()
     found = {}
     for name in RUNS:
-        first, *others = each = [rank[name] for rank in ranks]
-        assert [rank["code"] for rank in others] == [first["code"]] * 2, each
-        texts = {text: "".join(rank[text] for rank in each) for text in ("out", "err")}
-        found[name] = Run(first["code"], **texts, used=first["used"], named=first["named"])
+        each = [rank[name] for rank in ranks]
+        assert len({one["code"] for one in each}) == 1, each
+        texts = {text: "".join(one[text] for one in each) for text in ("out", "err")}
+        found[name] = SimpleNamespace(**each[0] | texts)
     return found
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The words of each line of a table that is no comment."""
+    return [line.split() for line in table.splitlines() if line and not line.startswith("#")]
 
 
 TORCH = importlib.util.find_spec("torch") is not None
@@ -400,7 +387,7 @@ def test_a_wide_table_has_the_columns_of_nccl_tests(runs):
     names = next(line.split() for line in runs["wide"].out.splitlines() if "redop" in line)
     assert names[:4] == ["#", "size", "count", "type"]
     assert [names.count(name) for name in ("algbw", "#wrong", "busbw")] == [2, 2, 4 + TORCH]
-    rows = runs["wide"].rows
+    rows = rows_of(runs["wide"].out)
     assert [row[:4] for row in rows] == [
         ["32", "8", "float", "sum"],
         ["4096", "1024", "float", "sum"],
@@ -416,7 +403,7 @@ def test_a_wide_table_has_the_columns_of_nccl_tests(runs):
 @pytest.mark.mpi
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "broadcast"])
 def test_a_line_names_the_algorithm_that_its_size_used(runs, collective):
-    rows, used = runs[collective].rows, runs[collective].used
+    rows, used = rows_of(runs[collective].out), runs[collective].used
     assert len(rows) == 3
     assert [row[1] for row in rows] == [used[f"{collective} {row[0]}"] for row in rows]
 
@@ -445,14 +432,14 @@ def test_calls_name_an_algorithm_only_if_the_options_do(runs, name, told):
 
 @pytest.mark.mpi
 def test_a_wrong_result_is_counted_and_fails_the_run(runs):
-    assert runs[PLACED_WRONG].code == 1
+    assert runs["wrong result"].code == 1
     # Of two sizes three results each are looked at, in two places.
-    assert "# wrong elements: 12 of ringreduce, 0 of baselines" in runs[PLACED_WRONG].out
+    assert "# wrong elements: 12 of ringreduce, 0 of baselines" in runs["wrong result"].out
 
 
 @pytest.mark.mpi
 def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(runs):
-    run = runs[WITHOUT_RESVG]
+    run = runs["no library"]
     assert run.code == 2
     assert "--plot run.png: a PNG needs resvg_py: pip install 'ringreduce[plot]'" in run.err
     assert "redop" not in run.out
@@ -460,7 +447,7 @@ def test_a_picture_that_needs_a_library_is_refused_before_it_is_measured(runs):
 
 @pytest.mark.mpi
 def test_what_cannot_be_written_is_refused_before_it_is_measured(runs):
-    run = runs["no such folder"]
+    run = runs["no folder"]
     assert run.code == 2
     assert "no/such/folder.jsonl" in run.err
     assert "redop" not in run.out

@@ -136,7 +136,7 @@ def groups_leave_nothing_behind() -> None:
         maps = Path("/proc/self/maps").read_text()
         return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count("memfd")
 
-    for turn in range(50):
+    for turn in range(25):
         group = dist.new_group(list(range(size())))
         dist.all_reduce(mine(1000), group=group)
         dist.barrier(group)
