@@ -14,6 +14,7 @@ import numpy as np
 from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
+from ringreduce.calls.engine import Engine
 from ringreduce.calls.parts import Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
@@ -242,7 +243,7 @@ def _assemble(
     over: Transport,
     placed: Nodes | None,
     given: _Given,
-    adopt: Callable[[Communicator], None],
+    adopt: Callable[[Engine], None],
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
@@ -252,7 +253,7 @@ def _assemble(
         segments = share_segments(over) if config.shared_memory else None
         if given.transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over, placed, given.timeout_s, config, segments, adopt)
+        return _communicator(over, placed, given.timeout_s, config, segments, adopt)
     except MismatchError:
         over.close()
         raise
@@ -265,8 +266,6 @@ def _assemble(
     except BaseException:
         give_up()
         raise
-    adopt(comm._closer)
-    return comm
 
 
 def _check_all_share(shares: bytes) -> None:
@@ -433,7 +432,7 @@ def _communicator(
     timeout_s: float,
     config: Config,
     segments: Segments | None,
-    adopt: Callable[[Communicator], None] | None = None,
+    adopt: Callable[[Engine], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else nodes
     topology = Topology(found, transport.rank)

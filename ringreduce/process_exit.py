@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.calls.communicator import Communicator
+from ringreduce.calls.engine import Engine
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch import job
@@ -119,27 +120,27 @@ class _OthersFirst:
         if _without_mpi and os.getpid() == self._pid and not job.is_interactive():
             # In an MPI job this process would have ended by now.  The launcher ends the others.
             end = time.monotonic() + _OTHERS_FIRST_S
-            for comm in list(_without_mpi):
-                comm.leave(f"{kind.__name__}: {error}")
-            for comm in list(_without_mpi):
-                comm.flush(max(0.0, end - time.monotonic()))
+            for engine in list(_without_mpi):
+                engine.leave(f"{kind.__name__}: {error}")
+            for engine in list(_without_mpi):
+                engine.flush(max(0.0, end - time.monotonic()))
             _open.clear()
 
 
-_without_mpi: weakref.WeakSet[Communicator] = weakref.WeakSet()
-"""Communicators of ranks that are in no MPI job."""
+_without_mpi: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Engines of ranks that are in no MPI job."""
 
 
-def close_without_mpi_at_exit(comm: Communicator) -> None:
+def close_without_mpi_at_exit(engine: Engine) -> None:
     """Do as `close_at_exit`; an uncaught exception of this process also reaches the other ranks."""
-    _without_mpi.add(comm)
-    close_at_exit(comm)
+    _without_mpi.add(engine)
+    close_at_exit(engine)
 
 
-_open: list[Communicator] = []
-"""The `_closer` of each communicator to close at the exit, in the order of `init`."""
-_ends: dict[Communicator, Callable[[float], bool]] = {}
-"""Functions that end communicators at the exit in place of `Communicator.close`."""
+_open: list[Engine] = []
+"""The engines of the communicators to close at the exit, in the order of `init`."""
+_ends: dict[Engine, Callable[[float], bool]] = {}
+"""Functions that end communicators at the exit in place of `Engine.close`."""
 
 
 def has_begun() -> bool:
@@ -147,10 +148,10 @@ def has_begun() -> bool:
     return bool(_open)
 
 
-def close_at_exit(comm: Communicator) -> None:
-    """Close `comm` when the interpreter exits, unless it is closed by then."""
+def close_at_exit(engine: Engine) -> None:
+    """Close a communicator when the interpreter exits, unless it is closed by then."""
     _open[:] = [each for each in _open if not each.closed]  # their memory is free from here on
-    _open.append(comm)
+    _open.append(engine)
     _register(os.getpid())
 
 
@@ -160,7 +161,7 @@ def end_at_exit_by(comm: Communicator, end: Callable[[float], bool]) -> None:
     `end` raises no errors, and waits for other ranks for at most `seconds`.  It returns whether
     another rank is gone.
     """
-    _ends[comm._closer] = end
+    _ends[comm._engine] = end
 
 
 def forget(comm: Communicator) -> None:
@@ -169,14 +170,14 @@ def forget(comm: Communicator) -> None:
     The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
     MPI is not forgotten: MPI_Finalize would hang.
     """
-    _ends.pop(comm._closer, None)
+    _ends.pop(comm._engine, None)
     if is_forgettable(comm):
-        _open[:] = [each for each in _open if each is not comm._closer]
+        _open[:] = [each for each in _open if each is not comm._engine]
 
 
 def is_forgettable(comm: Communicator) -> bool:
     """Return whether `forget` works for `comm` if it is broken."""
-    return comm._closer in _without_mpi
+    return comm._engine in _without_mpi
 
 
 @cache
@@ -197,31 +198,31 @@ def skip_finalize() -> None:
 def _close_all(pid: int) -> None:
     if os.getpid() == pid:
         deadline, others_gone = time.monotonic() + ENDING_S, False
-        for comm in _open[::-1]:
-            if comm in _ends and not comm.broken:
-                others_gone |= _ends[comm](max(deadline - time.monotonic(), _LEAST_S))
-            if comm in _open:
-                _close(comm, pid)
+        for engine in _open[::-1]:
+            if engine in _ends and not engine.broken:
+                others_gone |= _ends[engine](max(deadline - time.monotonic(), _LEAST_S))
+            if engine in _open:
+                _close(engine, pid)
         # A launcher reports the rank that ends first.  A rank that has failed should be the first.
         if others_gone:
             time.sleep(_OTHERS_FIRST_S)
 
 
-def _close(comm: Communicator, pid: int) -> None:
+def _close(engine: Engine, pid: int) -> None:
     failed = False
     try:
-        comm.close_at_end_of("the program")
+        engine.close("the program")
     except (MismatchError, PeerLostError) as error:
         failed = True
-        comm.leave(_ENDS)
+        engine.leave(_ENDS)
         _print_once(error)
     except BaseException:
         failed = True
         with job.one_write():
             traceback.print_exc()
-        comm.leave(_ENDS)
-    if comm.broken:
-        _leave_without_finalizing(lambda: comm.farewell(_FAREWELL_S), pid)
+        engine.leave(_ENDS)
+    if engine.broken:
+        _leave_without_finalizing(lambda: engine.farewell(_FAREWELL_S), pid)
     elif failed:  # the communicator is closed, but a Work failed and nobody has waited for it
         _leave_without_finalizing(lambda: None, pid)
 

@@ -31,13 +31,6 @@ class Collectives(Runner):
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):
                 self.__dict__[name] = path.entry(name, getattr(general, name))
 
-    def _forget(self) -> None:
-        """Drop everything that is kept for later calls: the communicator is closed."""
-        if self._engine.fast_path is not None:
-            self._engine.fast_path.forget()
-        for name in COLLECTIVES:
-            self.__dict__.pop(name, None)
-
     # --- reductions ---
 
     def all_reduce(

@@ -18,11 +18,11 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
+from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.parts import Parts
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.calls.point_to_point import PointToPoint
-from ringreduce.calls.runner import NOTHING
 from ringreduce.calls.shared_array import SharedArray
 from ringreduce.calls.views import forbid_resizing
 from ringreduce.config import Config, as_seconds
@@ -91,7 +91,7 @@ class Communicator(Collectives, PointToPoint):
         config: Config,
         timeout_s: float,
         segments: Segments | None = None,
-        adopt: Callable[[Communicator], None] | None = None,
+        adopt: Callable[[Engine], None] | None = None,
     ) -> None:
         super().__init__(transport, topology, device, config, timeout_s, segments)
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
@@ -99,25 +99,20 @@ class Communicator(Collectives, PointToPoint):
         self.nodes = topology.nodes
         self._transport = transport
         self._adopt = adopt
-        """Called with every communicator that `split` or `shrink` makes."""
+        """Called with the engine of this communicator, and of all that `split` or `shrink` make."""
         self._parts = Parts(self.rank)
         """What `split` has made."""
-        self._to_close: list[Communicator] = []
-        self._closer = self._copied()
-        """Closes the communicator after the program has dropped it, if it is in `_to_close`."""
-        self._to_close.append(self._closer)
-        self._held = self._copied()
+        held = object.__new__(type(self))
+        vars(held).update(vars(self))
+        self._held = held
         """Compiled entries call its methods on the general path.  It lives as long as this object
         or an entry."""
-        self._use_fast_path(self._held)
-        self._use_compiled_messages(self._held)
+        self._use_fast_path(held)
+        self._use_compiled_messages(held)
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
         self._meet("init", alike, timeout_s)
-
-    def _copied(self) -> Self:
-        copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
-        return copied
+        if adopt is not None:
+            adopt(self._engine)
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
@@ -446,10 +441,7 @@ class Communicator(Collectives, PointToPoint):
         device = type(self._device)()
         segments = share_segments(transport) if self._given.shared_memory else None
         how = self._given, self._timeout_s, segments, self._adopt
-        part = Communicator(transport, topology, device, *how)
-        if self._adopt is not None:
-            self._adopt(part._closer)
-        return part
+        return Communicator(transport, topology, device, *how)
 
     # --- inspection ---
 
@@ -568,8 +560,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
-        timeout_s = as_seconds("close", timeout_s)
-        self._close(timeout_s=timeout_s)
+        self._engine.close(timeout_s=as_seconds("close", timeout_s))
 
     def close_at_end_of(self, place: str, timeout_s: float | None = None) -> None:
         """Close the communicator because this rank has reached the end of `place`.
@@ -578,16 +569,7 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        self._close(place, timeout_s)
-
-    def _close(self, end_of: str = "", timeout_s: float | None = None) -> None:
-        with self._queue.lock:
-            call = self._calls.meeting("close", ())
-        self._engine.close(call, NOTHING, end_of, timeout_s)
-        self._forget()
-        self._forget_messages()
-        if self.closed:
-            self._to_close.clear()
+        self._engine.close(place, timeout_s)
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.
@@ -608,22 +590,6 @@ class Communicator(Collectives, PointToPoint):
         """
         self._engine.leave(reason)
 
-    def farewell(self, seconds: float) -> None:
-        """Wait until the other living ranks of a broken communicator call this too.
-
-        Waits for at most `seconds`.
-
-        :meta private:
-        """
-        self._engine.farewell(seconds)
-
-    def flush(self, seconds: float) -> None:
-        """Wait until all that `leave` sends is on its way, for at most `seconds`.
-
-        :meta private:
-        """
-        self._engine.flush(seconds)
-
     @property
     def busy(self) -> bool:
         """Whether an asynchronous call or message of this rank is not over.
@@ -638,7 +604,7 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        return self._engine.ended is not None and not self.broken
+        return self._engine.closed
 
     @property
     def broken(self) -> bool:

@@ -59,6 +59,8 @@ Body = Callable[[bytes], Generator[bool, None, Any]]
 """Takes the header of the call's messages, and runs the call.  To refuse it after its messages, it
 returns a ValueError, which the engine raises."""
 
+NOTHING = np.empty(0, np.uint8)
+"""The data of a meeting: it has a signature only."""
 _WITHDRAWING_S = 0.05
 """Seconds that a broken communicator tries to withdraw its receives."""
 _LEAVING_S = 1.0
@@ -123,6 +125,10 @@ class Engine:
         """The messages between two ranks."""
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
+        self.last_call: Call
+        """The meeting in which all ranks close the communicator."""
+        self.to_close = [self]
+        """This engine until it is closed, then nothing: for others that may have to close it."""
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None if the ranks share no memory."""
         if self.shared_memory is not None:
@@ -540,10 +546,8 @@ class Engine:
 
     # --- the end ---
 
-    def close(
-        self, call: Call, nothing: Any, end_of: str = "", timeout_s: float | None = None
-    ) -> None:
-        """Complete the queued calls and the meeting `call`, and free everything.
+    def close(self, end_of: str = "", timeout_s: float | None = None) -> None:
+        """Complete the queued calls and the meeting `last_call`, and free everything.
 
         `end_of` is for error texts: the place whose end this rank has reached, or empty if the user
         closes.  `timeout_s`: seconds to wait for messages, and then for the meeting; None: those of
@@ -561,8 +565,8 @@ class Engine:
             if self.ended is None:
                 self.check_usable()
                 try:
-                    self.run_now(call, nothing, nothing, timeout_s)
-                    self._part(call)
+                    self.run_now(self.last_call, NOTHING, NOTHING, timeout_s)
+                    self._part(self.last_call)
                 finally:
                     if self.broken:
                         self.queue.close()
@@ -573,9 +577,12 @@ class Engine:
                 self.ended = ValueError(
                     "the communicator is closed; call before close(), or make another communicator"
                 )
+                self.to_close.clear()
                 self.endpoint.end(self.ended)
                 self._transport.close()
             self.queue.close()
+            if self.fast_path is not None:
+                self.fast_path.forget()
             if unseen is not None:
                 raise unseen.with_traceback(None)
 
@@ -601,6 +608,11 @@ class Engine:
     def usable(self) -> bool:
         """Whether calls can still be made."""
         return self.ended is None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the communicator was closed, and not broken before."""
+        return self.ended is not None and not self.broken
 
     @property
     def broken(self) -> bool:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ringreduce.calls.engine import Engine
 from ringreduce.errors import RingReduceError
 
 ANNOUNCED = 6
@@ -14,17 +15,19 @@ ANNOUNCED = 6
 
 
 class _Part(NamedTuple):
-    """Attributes of a `Communicator`, and the ranks that have not announced it."""
+    """A communicator, and the ranks that have not announced it."""
 
-    to_close: list[Any]
+    to_close: list[Engine]
+    """`Engine.to_close`."""
     parts: Parts
     held: weakref.ref[Any]
+    """Alive while this rank makes calls on the communicator."""
     left: set[int]
 
     def is_dropped(self) -> bool:
         """Return whether this rank makes no more calls on the communicator and its parts."""
         is_held = self.held() is not None
-        if any(is_held or not each._engine.is_at_rest for each in self.to_close):
+        if any(is_held or not each.is_at_rest for each in self.to_close):
             return False
         return all(part.is_dropped() for part in self.parts.made.values())
 
@@ -50,7 +53,7 @@ class Parts:
 
     def add(self, comm: Any, ranks: Iterable[int]) -> None:
         """Add the communicator that `ranks` have made in the latest exchange."""
-        part = _Part(comm._to_close, comm._parts, weakref.ref(comm._held), set(ranks))
+        part = _Part(comm._engine.to_close, comm._parts, weakref.ref(comm._held), set(ranks))
         self.made[self.exchanges] = part
 
     def dropped(self) -> list[int]:

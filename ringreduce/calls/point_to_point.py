@@ -267,11 +267,6 @@ class PointToPoint(Runner):
                 entry = road.entry(name, getattr(general, name), general._adopt_message)
                 self.__dict__[name] = entry
 
-    def _forget_messages(self) -> None:
-        """Drop the compiled entries: the communicator is closed."""
-        for name in _COMPILED:
-            self.__dict__.pop(name, None)
-
     def _adopt_message(self, x: Any, peer: int, tag: int = 0) -> None:
         self._engine.endpoint.adopt(self._sending("send", x, peer, tag, None))
 

@@ -31,7 +31,7 @@ from ringreduce.calls.compound import (
     reduce_list,
     scatter,
 )
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import Config, Memory, as_seconds
@@ -45,8 +45,6 @@ from ringreduce.transports.base import Transport
 Body = Generator[bool, None, Any]
 _UNKNOWN = -1
 """In place of an expected count: the rank accepts any count."""
-NOTHING = np.empty(0, np.uint8)
-"""The data of a meeting: it has a signature only."""
 
 
 class Runner:
@@ -78,6 +76,7 @@ class Runner:
         self._engine = Engine(transport, device, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
+        self._engine.last_call = self._calls.meeting("close", ())
         self._messages = Calls(topology, device, self._given, self._engine.discard)
         """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
