@@ -96,7 +96,7 @@ def later_calls_raise_the_same_at_once(told):
 # --- a rank that does not answer ------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("how", "victims", "ranks"),

@@ -516,6 +516,7 @@ VECTOR = r"{}(?:\s[^\n]*%[yz]mm|y\s)"
 @pytest.mark.skipif(
     not (FEATURES.get("f16c") and FEATURES.get("avx2")), reason="other instructions elsewhere"
 )
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", PACKED)
 def test_the_loops_are_vectorised(name):
     loop, signature = float16_kernels.KERNELS[name]

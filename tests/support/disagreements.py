@@ -359,11 +359,11 @@ def all_roots(comm: rr.Communicator) -> list[Ended]:
 GUARD = -12345.0
 """What stands before and behind an array, where nobody may write."""
 _GUARDED = 1 << 16
-_LARGE = 1 << 20
+_LARGE = 1 << 18
 
 
 def mix_large(comm: rr.Communicator) -> list[Ended]:
-    """Calls of 4 MiB and more or less than that, on arrays between guards."""
+    """Calls of 1 MiB and more or less than that, on arrays between guards."""
     memory = np.full(comm.size * (_LARGE + comm.size) + 2 * _GUARDED, GUARD, np.float32)
     inner = memory[_GUARDED:-_GUARDED]
 

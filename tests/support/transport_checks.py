@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
@@ -393,14 +394,17 @@ _ENOUGH = 3
 """After so many checks have failed the others are not made: each may wait for its deadline."""
 
 
-def over_mpi(sends: str) -> dict[str, str]:
-    """On each of 3 ranks of an MPI job: what every check came to, ``"ok"`` or a traceback."""
+def over_mpi() -> dict[str, str]:
+    """On each of 3 ranks of an MPI job: what every check came to, ``"ok"`` or a traceback.
+
+    With standard sends, and then with synchronous ones.
+    """
     from mpi4py import MPI
 
     from ringreduce.transports.mpi import MpiTransport
 
     world, outcomes, failed = MPI.COMM_WORLD, {}, 0
-    for check, ranks in CHECKS:
+    for sends, (check, ranks) in product(("standard", "synchronous"), CHECKS):
         outcome = "not made"
         if failed < _ENOUGH and (sends == "synchronous" or check not in STRICT):
             group = world.Split(world.rank < ranks)
@@ -411,7 +415,7 @@ def over_mpi(sends: str) -> dict[str, str]:
                 if set(everywhere) == {"ok"}:
                     transport.close()
             group.Free()
-        outcomes[name_of(check, ranks)] = outcome
+        outcomes[f"{sends} {name_of(check, ranks)}"] = outcome
         failed += any(words.startswith("Traceback") for words in world.allgather(outcome))
     return outcomes
 

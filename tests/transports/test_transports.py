@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 import ringreduce as rr
@@ -55,11 +53,10 @@ def test_a_rank_that_nobody_joins_names_those_that_are_missing():
 
 
 @pytest.fixture(scope="module")
-def outcomes_with(tmp_path_factory):
-    """What every check came to on each rank of an MPI job with such sends, which runs once."""
+def outcomes(tmp_path_factory):
+    """What every check came to on each rank of an MPI job."""
     jobs = MpiJobs(tmp_path_factory.mktemp("contract"))
-    target = "tests.support.transport_checks:over_mpi"
-    yield cache(lambda sends: jobs.run("call", 3, target, sends))
+    yield jobs.run("call", 3, "tests.support.transport_checks:over_mpi")
     jobs.sweep()
 
 
@@ -77,7 +74,7 @@ OVER_MPI = [
     OVER_MPI,
     ids=[f"{sends} {name_of(check, ranks)}" for sends, check, ranks in OVER_MPI],
 )
-def test_mpi_keeps_the_contract(outcomes_with, sends, check, ranks):
-    done = outcomes_with(sends)
-    assert done.returncode == 0, done.output
-    assert [rank[name_of(check, ranks)] for rank in done.results[:ranks]] == ["ok"] * ranks
+def test_mpi_keeps_the_contract(outcomes, sends, check, ranks):
+    assert outcomes.returncode == 0, outcomes.output
+    name = f"{sends} {name_of(check, ranks)}"
+    assert [rank[name] for rank in outcomes.results[:ranks]] == ["ok"] * ranks
