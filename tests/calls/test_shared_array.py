@@ -376,11 +376,8 @@ def test_it_goes_on_when_the_communicator_is_broken():
 @pytest.mark.mpi
 @pytest.mark.parametrize(("transport", "elements"), [("shm", 5), ("mpi", 2500)])
 def test_many_adds_of_four_ranks_are_exact(mpi, transport, elements):
-    function, variables = (
-        "tests.support.shared_adds:add_over_mpi",
-        {"RINGREDUCE_TRANSPORT": transport},
-    )
-    found = mpi.run_ok("call", 4, function, "30000", str(elements), **variables)
+    job = "call", 4, "tests.support.shared_adds:add_over_mpi", "30000", str(elements)
+    found = mpi.run_ok(*job, RINGREDUCE_TRANSPORT=transport)
     assert all(map(is_exact, found)), found
 
 

@@ -125,12 +125,13 @@ def test_a_killed_rank_is_lost_although_its_child_lives(tmp_path):
     assert "(1,)\n" in done.stdout, done.stderr
 
 
-def test_a_program_need_not_close(tmp_path):
+def test_a_program_need_not_close_and_the_variable_for_messages_means_sockets(tmp_path):
     program = """
-    total = rr.init(timeout_s=120).all_reduce(1).item()
-    print(f"{total}\\n", end="", flush=True)
+    comm = rr.init(timeout_s=120)
+    assert "over Unix sockets" in repr(comm)
+    print(f"{comm.all_reduce(1)}\\n", end="", flush=True)
     """
-    done = run_program(tmp_path, program)
+    done = run_program(tmp_path, program, ("RINGREDUCE_TRANSPORT", "mpi"))
     assert (done.stdout, done.stderr, done.returncode) == ("2\n2\n", "", 0)
 
 
@@ -149,10 +150,14 @@ def test_init_again_and_again_and_with_others_without_mpi(tmp_path):
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-def test_the_variable_for_messages_means_sockets(tmp_path):
+def test_a_job_of_one_rank(tmp_path):
     done = run_program(
         tmp_path,
-        "assert 'over Unix sockets' in repr(rr.init(timeout_s=120))",
-        ("RINGREDUCE_TRANSPORT", "mpi"),
+        """
+        with rr.init(timeout_s=120) as comm:
+            assert comm.all_reduce(7) == 7
+            assert comm.size == 1
+        """,
+        ranks=1,
     )
     assert (done.stderr, done.returncode) == ("", 0)
