@@ -56,7 +56,7 @@ def fail(comm):
 @FORKS_OR_STARTS
 def test_the_exception_of_a_rank_has_its_traceback():
     with pytest.raises(OwnError) as raised:
-        rr.spawn(fail, 3, processes=True)
+        rr.spawn(fail, 2, processes=True)
     assert raised.value.args == (7, "rank 1's own")
     assert str(raised.value.__cause__).lstrip().startswith("rank 1:\nTraceback")
     assert "in fail" in str(raised.value.__cause__)
