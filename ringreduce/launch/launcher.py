@@ -6,6 +6,7 @@ user's program.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directo
 from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
-from ringreduce.launch.rank_main import EXPECTED_SIZE
+from ringreduce.launch.rank_main import EXPECTED_SIZE, MORE_WORDS
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 from ringreduce.terminal import print_error
@@ -50,9 +51,10 @@ code names no variables: the program runs in the same `__main__`.
 """
 
 _WORD_CHARACTERS = 1 << 15
-"""The program's words travel as JSON in arguments of at most this length.
+"""The program's words travel as JSON: so many characters as an argument, the rest in variables.
 
-An mpiexec would read a ``:``, and MPICH's takes neither 1,000 arguments nor one of 64 KiB.
+An mpiexec would read a ``:``.  MPICH's takes neither 1,000 arguments nor one of 64 KiB.  Open MPI's
+also puts all arguments into one variable, and Linux starts no process with one of 128 KiB.
 """
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -212,10 +214,13 @@ def command_line(
     else:
         options = _hydra_options(job, given)
     start = ["-P", "-m", "ringreduce.launch.processes"] * (mpiexec.flavour is Flavour.NONE)
-    words, length = json.dumps(job.program), _WORD_CHARACTERS
-    arguments = [words[at : at + length] for at in range(0, len(words), length)]
-    rank = [sys.executable, "-c", "; ".join(_RANK), *arguments]
+    rank = [sys.executable, "-c", "; ".join(_RANK), _pieces(job)[0]]
     return [str(mpiexec.path), *start, "-n", str(job.ranks), *options, *rank]
+
+
+def _pieces(job: Job) -> list[str]:
+    words, length = json.dumps(job.program), _WORD_CHARACTERS
+    return [words[at : at + length] for at in range(0, len(words), length)]
 
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
@@ -266,6 +271,7 @@ def prepared(
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
     added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
+    added |= {f"{MORE_WORDS}{at}": piece for at, piece in enumerate(_pieces(job)[1:], 1)}
     return command_line(job, mpiexec, given, added), {**given, **added}
 
 
@@ -361,7 +367,8 @@ def start_mpiexec(
 ) -> subprocess.Popen[bytes]:
     """Start mpiexec with the signals of `mask` blocked.  It ends when this process does.
 
-    It gets SIGTERM then: after SIGKILL it could not end ranks on other hosts, nor clean up.
+    It gets SIGTERM then: after SIGKILL it could not end ranks on other hosts, nor clean up.  Raises
+    LaunchError if it does not start.
     """
     launcher = os.getpid()
 
@@ -373,9 +380,13 @@ def start_mpiexec(
     # preexec_fn is safe here: no other thread runs Python, and the threads of NumPy sleep.
     # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
     # mpiexec when two ranks abort at the same time, and the exit code would be lost.
-    return subprocess.Popen(
-        argv, env=environment, preexec_fn=tie, restore_signals=False, **settings
-    )
+    try:
+        return subprocess.Popen(
+            argv, env=environment, preexec_fn=tie, restore_signals=False, **settings
+        )
+    except OSError as error:
+        long = "; pass the program fewer or shorter arguments" * (error.errno == errno.E2BIG)
+        raise LaunchError(f"{argv[0]} does not start: {error.strerror}{long}") from None
 
 
 def exit_code(returncode: int, ended_by: int) -> int:

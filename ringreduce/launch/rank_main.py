@@ -30,15 +30,20 @@ from ringreduce.recovery.wire import Connection, to_launcher
 
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
+MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
+"""With 1, 2, … behind: the environment variables with the rest of a program that is too long."""
 
 
 def main() -> int:
     """Run the program as this rank of the job.  Returns its exit code.
 
-    The arguments of this process, one after the other, are a list in JSON: the program's words.
-    The working directory is not in `sys.path`.
+    The program's words are a list in JSON: the argument of this process, then the variables of
+    `MORE_WORDS`.  The working directory is not in `sys.path`.
     """
-    program = json.loads("".join(sys.argv[1:]))
+    pieces = [sys.argv[1]]
+    while (piece := os.environ.pop(f"{MORE_WORDS}{len(pieces)}", None)) is not None:
+        pieces.append(piece)
+    program = json.loads("".join(pieces))
     die_with_parent()
     install()
     cores.keep_one(os.environ)

@@ -407,6 +407,11 @@ def test_neither_dashes_nor_case_make_options_alike_or_different(word, known, me
     assert did_you_mean(word, [known]) == meant
 
 
+def test_arguments_that_no_process_can_have_are_refused():
+    with pytest.raises(LaunchError, match="Argument list too long; pass the program fewer"):
+        launcher.start_mpiexec([sys.executable], {"RINGREDUCE_MORE_WORDS_1": "x" * (1 << 17)})
+
+
 def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatch):
     def refuse(job):
         raise LaunchError("no mpiexec")

@@ -98,7 +98,7 @@ def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, progra
     (tmp_path / "sub").mkdir()
     script(SHOW, "sub/show.py")
     script(SHOW, "sub/__main__.py")
-    arguments = [*program, "-n", "3", *WORDS, *map(str, range(2000))]
+    arguments = [*program, "-n", "3", *WORDS, *map(str, range(20_000))]
     plain = run(*arguments, command=[sys.executable])
     ours = run("-n", "1", *arguments)
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
