@@ -47,6 +47,12 @@ def unknown(
     return f"unknown {what} {word!r}; choose one of {', '.join(map(repr, names))}{meant}"
 
 
+def counted(number: object, what: str) -> str:
+    """Return text such as 1 step, 2 steps or 2 losses."""
+    plural = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{number} {what}{plural * (str(number) != '1')}"
+
+
 def shown(value: Any) -> str:
     """Show a wrong argument in short: numbers, texts, None and short lists of these as they are.
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 
 Nodes = tuple[tuple[int, ...], ...]
 
@@ -68,7 +68,8 @@ def parse_nodes(
         groups.clear()
     if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):
         raise ValueError(
-            f"{where}: nodes={shown(nodes)} does not place each of the {size} ranks on exactly one "
-            "node; pass how many ranks each node has, such as (3, 1, 2), or the ranks themselves"
+            f"{where}: nodes={shown(nodes)} does not place each of the {counted(size, 'rank')} on "
+            "exactly one node; pass how many ranks each node has, such as (3, 1, 2), or "
+            "the ranks themselves"
         )
     return tuple(groups)

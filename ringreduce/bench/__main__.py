@@ -23,8 +23,9 @@ from ringreduce.bench.plot import plot
 from ringreduce.bench.table import Row, Table, digits
 from ringreduce.bench.world import MPI
 from ringreduce.devices.cpu import CpuDevice
+from ringreduce.errors import counted
 from ringreduce.picture import output
-from ringreduce.picture.words import counted, nodes_text
+from ringreduce.picture.words import nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
@@ -187,9 +188,9 @@ class _Run:
             f"{counted(self._world.size, 'rank')} on "
             f"{nodes_text([len(node) for node in self._comm.nodes])}",
             f"{' '.join(where['mpi'].split())}, thread level {where['thread_level']}, "
-            f"{where['cpu']}, {where['cores']} cores",
-            f"{options.warmup} calls untimed, {options.iterations} timed, in turns with the "
-            "baselines; new inputs for each; time: the median",
+            f"{where['cpu']}, {counted(where['cores'], 'core')}",
+            f"{counted(options.warmup, 'call')} untimed, {options.iterations} timed, in "
+            "turns with the baselines; new inputs for each; time: the median",
         )
 
     def _print(self, *lines: str) -> None:
@@ -199,7 +200,7 @@ class _Run:
     def _progress(self, done: int, of: int) -> None:
         if self._world.rank == 0:
             bar = "█" * (_BAR * done // of)
-            self._live.show(f"[{bar:{_BAR}}] {done} of {of} sizes" if done < of else "")
+            self._live.show(f"[{bar:{_BAR}}] {done} of {counted(of, 'size')}" if done < of else "")
 
     # --- results ---
 
@@ -271,9 +272,9 @@ class _Run:
     def _plot(self, fitted: Fit | None) -> None:
         options, where = self._options, self._where
         ranks = self._world.size
-        title = f"{options.collective}, {options.dtype} {options.redop}, {ranks} ranks"
+        title = f"{options.collective}, {options.dtype} {options.redop}, {counted(ranks, 'rank')}"
         mpi = " ".join(where["mpi"].split())
-        facts = f"{mpi}, {where['cpu']}, {where['cores']} cores, {where['date']}"
+        facts = f"{mpi}, {where['cpu']}, {counted(where['cores'], 'core')}, {where['date']}"
         assert options.plot is not None
         factor = COLLECTIVES[options.collective].busbw(ranks)
         plot(options.plot, title, facts, self._rows, fitted, factor)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ringreduce.bench.collectives import IN_PLACE, OURS
 from ringreduce.bench.fit import Fit
 from ringreduce.bench.measure import Timing
+from ringreduce.errors import counted
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import linear, logarithmic, powers_of_two, size_text
@@ -59,7 +60,7 @@ def finding(rows: _Rows) -> str:
     won = sum(ratio > 1 for ratio in ratios)
     return (
         f"{OURS} has {mean:.2f} times the speed of the fastest baseline (geometric mean) and is "
-        f"faster at {won} of {len(ratios)} sizes"
+        f"faster at {won} of {counted(len(ratios), 'size')}"
     )
 
 

@@ -15,7 +15,7 @@ from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_n
 from ringreduce.calls.views import is_tensor, view_of
 from ringreduce.devices.cpu import address_of
 from ringreduce.elsewhere import WIRES_ELSEWHERE
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import counted, did_you_mean
 from ringreduce.errors import shown as in_short
 
 
@@ -247,7 +247,8 @@ def _check_room(where: str, what: str, elements: int) -> None:
 def _check_each(where: str, counts: tuple[int, ...], size: int) -> None:
     if len(counts) != size or any(count < 0 for count in counts):
         raise ValueError(
-            f"{where}: counts={counts}; pass one count of at least 0 for each of {size} ranks"
+            f"{where}: counts={counts}; pass one count of at least 0 for each of "
+            f"{counted(size, 'rank')}"
         )
 
 
@@ -307,7 +308,8 @@ def check_matrix(where: str, array: np.ndarray, matrix: Matrix, rank: int, size:
         len(row) != size or any(count < 0 for count in row) for row in matrix
     ):
         raise ValueError(
-            f"{where}: counts={matrix}; pass {size} rows of {size} counts of at least 0"
+            f"{where}: counts={matrix}; pass {counted(size, 'row')} of "
+            f"{counted(size, 'count')} of at least 0"
         )
     _check_room(where, f"counts={matrix}", sum(map(sum, matrix)) * prod(array.shape[1:]))
     check_row(where, array, matrix[rank], size)

@@ -30,7 +30,7 @@ from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
 from ringreduce.elsewhere import METHODS_ELSEWHERE
-from ringreduce.errors import did_you_mean, unknown
+from ringreduce.errors import counted, did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Topology
@@ -116,7 +116,7 @@ class Communicator(Collectives, PointToPoint):
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
-        layout = f"{len(nodes)} nodes"
+        layout = counted(len(nodes), "node")
         if self.size <= _MOST_LISTED:
             layout = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
         way = _WAYS.get(self._transport.name, f"over {self._transport.name}")
@@ -339,7 +339,8 @@ class Communicator(Collectives, PointToPoint):
         made = self._with(part, members)
         self._parts.add(made, members)
         made._engine.origin = (
-            f"{part.size} ranks of split {number} (color {color}) of {self._engine.origin}"
+            f"{counted(part.size, 'rank')} of split {number} (color {color}) of "
+            f"{self._engine.origin}"
         )
         return made
 

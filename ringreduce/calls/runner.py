@@ -36,7 +36,7 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
-from ringreduce.errors import MismatchError
+from ringreduce.errors import MismatchError, counted
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
@@ -372,9 +372,10 @@ def _check_expected(table: Table) -> None:
     for receiver, row in enumerate(table):
         for sender, expected in enumerate([] if row[-1] == _UNKNOWN else row[size:]):
             if expected != table[sender][receiver]:
+                sent = counted(table[sender][receiver], "element")
                 raise MismatchError(
-                    f"all_to_all: rank {sender} sends {table[sender][receiver]} elements to rank "
-                    f"{receiver}, which expects {expected}"
+                    f"all_to_all: rank {sender} sends {sent} to rank {receiver}, which expects "
+                    f"{expected}"
                 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch.host import memory_of_job
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.registry import schedule
@@ -52,7 +52,9 @@ class Request:
         if self.ranks < 1:
             raise ValueError(f"{self.ranks} ranks; wanted at least 1")
         if self.nodes and sum(self.nodes) != self.ranks:
-            raise ValueError(f"--nodes has {sum(self.nodes)} ranks, --ranks asks for {self.ranks}")
+            raise ValueError(
+                f"--nodes has {counted(sum(self.nodes), 'rank')}, --ranks asks for {self.ranks}"
+            )
         if self.transport not in (None, "shm", "mpi"):
             meant = did_you_mean(self.transport, ("shm", "mpi"))
             raise ValueError(f"unknown transport {self.transport!r}; choose shm or mpi{meant}")
@@ -62,8 +64,8 @@ class Request:
             raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
         if self.nbytes % self.itemsize:
             raise ValueError(
-                f"{self.nbytes} bytes are no whole number of {self.dtype}, "
-                f"which has {self.itemsize} bytes"
+                f"{counted(self.nbytes, 'byte')} {'is' if self.nbytes == 1 else 'are'} no whole "
+                f"number of {self.dtype}, which has {self.itemsize} bytes"
             )
         _check_suffixes(self.svg, self.png)
         if self.algorithm != "auto":

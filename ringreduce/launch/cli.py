@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
 from ringreduce.cores import shared_cores
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError, NoMpiError
@@ -116,7 +116,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
         parser.error(f"{flag} is for {hint}")
     nodes = ",".join(map(str, options.nodes or ()))
-    ranks = f"nodes of {nodes} ranks" if nodes else f"{options.stages or options.ranks} ranks"
+    ranks = "nodes of " * bool(nodes) + counted(nodes or options.stages or options.ranks, "rank")
     does, of = "computing" + " and proving" * options.prove, options.pipeline or options.collective
     text = f"{does} schedule and times of {of} on {ranks}; Ctrl-C ends it"
     timer = threading.Timer(_SILENT_S, print_error, [f"ringreduce explain: {text}"])

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 
+from ringreduce.errors import counted
 from ringreduce.launch.ranks import Rank, Ranks, Said
 from ringreduce.launch.sections import wrapped
 from ringreduce.processes import command_of
@@ -80,7 +81,7 @@ class Commands:
 
 def resized_text(change: Change, step: int, pause_s: float | None) -> str:
     """Return a sentence for the user: `step` is the first one of the ranks that there are now."""
-    text = f"{change.before} -> {change.after} ranks from step {step} on"
+    text = f"{change.before} -> {counted(change.after, 'rank')} from step {step} on"
     return text if pause_s is None else f"{text}, after a pause of {pause_s:.3f} s"
 
 

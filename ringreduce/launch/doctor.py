@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ringreduce.colours import Colours
 from ringreduce.cores import quota, usable
+from ringreduce.errors import counted
 from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.launch.launcher import Job, job_environment, prepared
 from ringreduce.launch.mpiexec import (
@@ -93,7 +94,7 @@ def _findings(check: Check) -> Iterable[Finding]:
 def _summary(problems: Sequence[Finding]) -> str:
     if not problems:
         return "no problems"
-    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
+    count = counted(len(problems), "problem")
     effect = "no job runs" if any(problem.essential for problem in problems) else "jobs still run"
     return f"{count}: {', '.join(problem.name for problem in problems)}; {effect}"
 
@@ -109,7 +110,7 @@ def clean() -> int:
 
 def _files_text(files: Mapping[Path, int]) -> str:
     """Return text such as: 3 files, 6 MiB in all."""
-    count = f"{len(files)} file{'s' * (len(files) > 1)}"
+    count = counted(len(files), "file")
     return f"{count}, {sum(files.values()) / _MIB:,.0f} MiB in all"
 
 

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringreduce.colours import Colours
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
 from ringreduce.launch.case import Case, PipelineRequest, Request
 from ringreduce.launch.host import VariableError
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
-from ringreduce.picture.words import counted, nodes_text
+from ringreduce.picture.words import nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
@@ -217,10 +217,12 @@ def _proven(schedule: Schedule, proof: Proof) -> list[str]:
             f"chunk {chunk} is {text}",
         ]
     lines += [
-        f"every send meets one receive of the same chunks: {proof.messages} messages, none left",
+        f"every send meets one receive of the same chunks: "
+        f"{counted(proof.messages, 'message')}, none left",
         "no deadlock, even when every send waits for its receive",
         "no step races with itself",
-        f"steps and chunks are as claimed: up to {proof.steps} steps, {proof.chunks} chunks moved",
+        f"steps and chunks are as claimed: up to {counted(proof.steps, 'step')}, "
+        f"{counted(proof.chunks, 'chunk')} moved",
         f"chunks are held before and after by those whom {schedule.collective} promises them",
     ]
     if schedule.collective == "barrier":
@@ -236,4 +238,4 @@ def _bytes_text(nbytes: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes and nbytes % size == 0:
             return f"{nbytes // size} {unit}"
-    return f"{nbytes} bytes"
+    return counted(nbytes, "byte")

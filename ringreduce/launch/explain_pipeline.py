@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterator
 
 from ringreduce.colours import Colours
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch.case import PipelineRequest
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output
-from ringreduce.picture.words import counted
 from ringreduce.pipeline.actions import held_after
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.picture import to_svg
@@ -108,5 +107,5 @@ def _proven(proof: PipelineProof, as_claimed: str) -> Iterator[str]:
     yield "no deadlock, even when every send waits for its receive"
     yield f"receives are posted {ahead}"
     yield "on every stage the gradients of microbatches are added in ascending order"
-    yield f"ranks hold up to {held} activations of a stage{as_claimed}"
+    yield f"ranks hold up to {counted(held, 'activation')} of a stage{as_claimed}"
     yield f"the time is {proof.time:.6g}{as_claimed}; {percent(proof.idle)} of it is idle"

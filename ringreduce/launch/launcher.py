@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
+from ringreduce.errors import counted
 from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
@@ -109,9 +110,13 @@ class Job:
             raise ValueError(f"-n is {self.ranks}; wanted at least 1 rank")
         room = sum(count for _, count in self.hosts)
         if self.hosts and room < self.ranks:
-            raise ValueError(f"--hosts has room for {room} ranks, -n asks for {self.ranks}")
+            raise ValueError(
+                f"--hosts has room for {counted(room, 'rank')}, -n asks for {self.ranks}"
+            )
         if self.nodes and sum(self.nodes) != self.ranks:
-            raise ValueError(f"--nodes has {sum(self.nodes)} ranks, -n asks for {self.ranks}")
+            raise ValueError(
+                f"--nodes has {counted(sum(self.nodes), 'rank')}, -n asks for {self.ranks}"
+            )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"--timeout-s is {self.timeout_s:g}; wanted more than 0 seconds")
         if self.without_mpi and self.hosts:

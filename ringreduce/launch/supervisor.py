@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ringreduce.config import DEFAULT_TIMEOUT_S
+from ringreduce.errors import counted
 from ringreduce.launch.cleanup import DYING_S
 from ringreduce.launch.commands import Commands, resized_text
 from ringreduce.launch.discovery import Discovery
@@ -399,7 +400,8 @@ class Supervisor:
         if not self._has_begun and step:
             self._events.write("resumed", generation=present.number, step=step)
         if self._losses:
-            _print(f"{', '.join(self._losses)}; goes on at step {step} on {present.size} ranks")
+            ranks = counted(present.size, "rank")
+            _print(f"{', '.join(self._losses)}; goes on at step {step} on {ranks}")
             self._losses.clear()
         self._has_begun = True
         self._events.write(
@@ -510,7 +512,7 @@ class Supervisor:
         if self._handover.is_ready:
             self._do(self._membership.prepared())
         if not self._membership.wants_ranks and self._unwritten is None:
-            self._commands.done(f"{self._present.size} ranks, as before")
+            self._commands.done(f"{counted(self._present.size, 'rank')}, as before")
 
     def _handle_newcomer(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank of the next generation, while it starts."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 
 _MOST_LISTED = 12
 """The most meshes that an error lists."""
@@ -175,8 +175,8 @@ def check_fits(sizes: Coordinates, ranks: int) -> None:
     more = len(fitting) - _MOST_LISTED
     given = ", ".join(f"{name}={size}" for name, size in sizes._asdict().items())
     raise ValueError(
-        f"Mesh: {given} have the product {math.prod(sizes)}, the communicator has {ranks} "
-        f"rank{'s' * (ranks > 1)}; pass one of (data, pipeline, tensor) = {listed}"
+        f"Mesh: {given} have the product {math.prod(sizes)}, the communicator has "
+        f"{counted(ranks, 'rank')}; pass one of (data, pipeline, tensor) = {listed}"
         + f" or one of {more} more"
         * (more > 0)
     )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 from ringreduce.parallel.layers import Array, Layer, cross_entropy
 from ringreduce.parallel.sampler import part
 from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
@@ -328,7 +328,8 @@ class PipelineParallel:
         rows = len(labels if x is None else x)
         if labels is not None and len(labels) != rows:
             raise ValueError(
-                f"{where}: x has {rows} samples and labels {len(labels)}; pass a label for each"
+                f"{where}: x has {counted(rows, 'sample')} and labels {len(labels)}; pass a label "
+                "for each"
             )
         kind = 0
         if self._comm.rank == 0:
@@ -339,8 +340,8 @@ class PipelineParallel:
         for rank, (theirs, _) in enumerate(every.tolist()):
             if theirs != every[0, 0]:
                 raise rr.MismatchError(
-                    f"{where}: rank {rank} passes {theirs} samples, rank 0 passes {every[0, 0]}; "
-                    "every rank must pass the same number of samples"
+                    f"{where}: rank {rank} passes {counted(theirs, 'sample')}, rank 0 passes "
+                    f"{every[0, 0]}; every rank must pass the same number of samples"
                 )
         return rows, int(every[0, 1])
 

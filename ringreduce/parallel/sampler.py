@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce as rr
+from ringreduce.errors import counted
 from ringreduce.parallel.arrays import check_comm, whole
 
 _ORDER = 1
@@ -47,7 +48,8 @@ class Sampler:
         self.batch = whole("batch", batch, least=1)
         self.seed = whole("seed", seed, least=0)
         if self.batch > self.samples:
-            raise ValueError(f"batch is {batch}; there are {samples} samples")
+            are = "is" if samples == 1 else "are"
+            raise ValueError(f"batch is {batch}; there {are} {counted(samples, 'sample')}")
         self.epoch_steps = -(-self.samples // self.batch)
         self._order: tuple[int, NDArray[np.intp]] = (0, np.empty(0, np.intp))
         """The epoch that was asked for last, and its order."""

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import ringreduce as rr
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 from ringreduce.parallel.arrays import check_used
 from ringreduce.parallel.layers import Array, Gradients, Layer, backward_all, forward_all
 
@@ -48,12 +48,13 @@ def cut_of(
             )
     if len(layers) < stages:
         raise ValueError(
-            f"{_WHERE}: layers has length {len(layers)}; each of the {stages} stages needs a layer"
+            f"{_WHERE}: layers has length {len(layers)}; each of the "
+            f"{counted(stages, 'stage')} needs a layer"
         )
     if costs is not None and (cut != "balanced" or len(costs) != len(layers)):
         raise ValueError(
-            f"{_WHERE}: costs has {len(costs)} numbers and cut is {shown(cut)}; pass the cost of "
-            f"each of the {len(layers)} layers, with cut='balanced'"
+            f"{_WHERE}: costs has {counted(len(costs), 'number')} and cut is {shown(cut)}; pass "
+            f"the cost of each of the {counted(len(layers), 'layer')}, with cut='balanced'"
         )
     if isinstance(cut, str):
         if cut != "balanced":
@@ -63,8 +64,8 @@ def cut_of(
     right = len(found) == stages and sum(found) == len(layers)
     if not right or not all(isinstance(each, int) and each >= 1 for each in found):
         raise ValueError(
-            f"{_WHERE}: cut is {list(found)}; pass {stages} numbers of at least 1 that add up to "
-            f"the {len(layers)} layers"
+            f"{_WHERE}: cut is {list(found)}; pass {counted(stages, 'number')} of at least 1 that "
+            f"add{'s' * (stages == 1)} up to the {counted(len(layers), 'layer')}"
         )
     return found
 
@@ -225,8 +226,8 @@ class StepOfStages:
         samples = rows.stop - rows.start
         if len(y) != samples:
             raise ValueError(
-                f"{_WHERE}: stage {stage} returns {len(y)} samples for {samples}; the first axis "
-                "of each layer's output are the samples"
+                f"{_WHERE}: stage {stage} returns {counted(len(y), 'sample')} for {samples}; the "
+                "first axis of each layer's output are the samples"
             )
         self._held[stage, microbatch] = _Held(kept, activation_bytes(kept))
         self.held = max(self.held, len(self._held))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ringreduce.errors import counted
 from ringreduce.picture.timeline import Nodes, Timeline
 from ringreduce.schedules.matching import Message
 from ringreduce.schedules.schedule import Schedule, chunk_of
@@ -74,11 +75,6 @@ def nodes_text(sizes: Sequence[int]) -> str:
     if len(sizes) > 6:
         return f"{len(sizes)} nodes of {min(sizes)} to {max(sizes)}"
     return f"nodes of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
-
-
-def counted(number: int, what: str) -> str:
-    """Return text such as 1 step or 2 steps."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _weight(message: Message, schedule: Schedule) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 
 
 def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
@@ -31,7 +31,8 @@ def balance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """
     if not isinstance(stages, int) or not 1 <= stages <= len(costs):
         raise ValueError(
-            f"balance: stages is {shown(stages)}; pass an int from 1 to the {len(costs)} layers"
+            f"balance: stages is {shown(stages)}; pass an int from 1 to the "
+            f"{counted(len(costs), 'layer')}"
         )
     if not all(0 <= cost < float("inf") for cost in costs):
         raise ValueError("balance: a cost is negative or not finite; pass the cost of each layer")

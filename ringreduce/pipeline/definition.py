@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ringreduce.errors import ScheduleError, shown
+from ringreduce.errors import ScheduleError, counted, shown
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.claims import PipelineClaim
 
@@ -41,8 +41,8 @@ class PipelineSchedule:
     def __str__(self) -> str:
         several = f" with {self.virtual} stages each" if self.virtual > 1 else ""
         return (
-            f"{self.name} of {self.ranks} rank{'s' * (self.ranks > 1)}{several} "
-            f"and {self.splits} microbatch{'es' * (self.splits > 1)}"
+            f"{self.name} of {counted(self.ranks, 'rank')}{several} "
+            f"and {counted(self.splits, 'microbatch')}"
         )
 
     @property

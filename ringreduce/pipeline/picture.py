@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ringreduce.errors import counted
 from ringreduce.picture.lanes import Arrow, Bar, Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.output import to_pixels
 from ringreduce.picture.style import BLUE, ORANGE, TINTS
-from ringreduce.picture.words import counted
 from ringreduce.pipeline.actions import KINDS, Action, held_after
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import FORWARD, input_of, result_of
@@ -93,7 +93,7 @@ def _facts(times: Timeline) -> Iterator[str]:
     yield counted(schedule.ranks, "rank")
     if schedule.virtual > 1:
         yield f"{schedule.virtual} stages a rank, numbered in the second line"
-    yield f"{schedule.splits} microbatch{'es' * (schedule.splits > 1)}"
+    yield counted(schedule.splits, "microbatch")
     yield f"time {times.time:.6g}"
     held = [
         max(held_after(schedule.acts(rank)), default=0) / schedule.virtual

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isclose
 
-from ringreduce.errors import ScheduleError, shown
+from ringreduce.errors import ScheduleError, counted, shown
 from ringreduce.pipeline.actions import Action, held_after
 from ringreduce.pipeline.claims import PipelineClaim
 from ringreduce.pipeline.definition import PipelineSchedule
@@ -154,7 +154,8 @@ def _check_ahead(
     found, claimed = proof.posted_ahead, claim.posted_ahead
     if found == claimed:
         return
-    text = f"receives have to be posted {_counted(found)} ahead; claimed is {_counted(claimed)}"
+    steps, claims = counted(found, "step"), counted(claimed, "step")
+    text = f"receives have to be posted {steps} ahead; claimed is {claims}"
     try:
         check_progress(claimed)
     except ScheduleError as error:
@@ -165,7 +166,3 @@ def _check_ahead(
 def _check_time(proof: PipelineProof, claimed: float) -> None:
     if not isclose(proof.time, claimed):
         raise ScheduleError(f"the ranks take {proof.time:.6g}; claimed are {claimed:.6g}")
-
-
-def _counted(steps: int) -> str:
-    return f"{steps} step{'s' * (steps != 1)}"

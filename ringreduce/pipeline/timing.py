@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import Payload, lower, vocabulary
@@ -181,12 +181,12 @@ class _Times:
         stages = schedule.stages
         of_rank = {"forward": costs.forward, "backward": costs.backward}
         self._forward, self._backward = (
-            _of_each("stages", what, stages, cost, parts=schedule.virtual)
+            _of_each("stage", what, stages, cost, parts=schedule.virtual)
             for what, cost in of_rank.items()
         )
-        self._nbytes = _of_each("stages", "nbytes", stages, costs.nbytes)
+        self._nbytes = _of_each("stage", "nbytes", stages, costs.nbytes)
         lengths = 1.0 if costs.lengths is None else costs.lengths
-        self._lengths = _of_each("microbatches", "lengths", schedule.splits, lengths)
+        self._lengths = _of_each("microbatch", "lengths", schedule.splits, lengths)
 
     def duration(self, action: Action) -> float:
         length = self._lengths[action.microbatch]
@@ -200,12 +200,13 @@ class _Times:
 
 
 def _of_each(
-    things: str, what: str, count: int, cost: float | Sequence[float], parts: int = 1
+    thing: str, what: str, count: int, cost: float | Sequence[float], parts: int = 1
 ) -> list[float]:
     """Return the cost of each of `count` things; one number is divided into `parts`."""
     costs = [cost / parts] * count if isinstance(cost, (int, float)) else [*map(float, cost)]
     if len(costs) != count:
-        raise ValueError(f"Costs: {what} has {len(costs)} numbers; there are {count} {things}")
+        numbers, are = counted(len(costs), "number"), "is" if count == 1 else "are"
+        raise ValueError(f"Costs: {what} has {numbers}; there {are} {counted(count, thing)}")
     if not all(isfinite(each) and each >= 0 for each in costs):
         raise ValueError(f"Costs: {what} is {shown(cost)}; pass finite numbers of at least 0")
     return costs

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config, Memory
+from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.cost import price
 from ringreduce.schedules.schedule import Schedule
@@ -72,8 +73,8 @@ class Choice:
         ranked = sorted(self.predicted_s.items(), key=lambda item: item[1])
         priced = ", ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in ranked)
         return (
-            f"{self.collective} of {self.nbytes} bytes {how}: {self.algorithm}, {self.reason} "
-            f"(predicted: {priced})"
+            f"{self.collective} of {counted(self.nbytes, 'byte')} {how}: {self.algorithm}, "
+            f"{self.reason} (predicted: {priced})"
         )
 
 

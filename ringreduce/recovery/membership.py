@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ringreduce.errors import counted
 from ringreduce.recovery.change import Change
 
 TOO_FEW = 75
@@ -534,7 +535,7 @@ class Membership:
             return f"step {self.step + 1} was lost {times} running"
         if len(self._failures) > self.rules.budget:
             count, most = len(self._failures), self.rules.budget
-            return f"{count} losses within an hour; --max-failures is {most}"
+            return f"{counted(count, 'loss')} within an hour; --max-failures is {most}"
         return None
 
     def _start(self, size: int) -> Start:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ringreduce.errors import ScheduleError
+from ringreduce.errors import ScheduleError, counted
 from ringreduce.schedules.matching import (
     Message,
     Place,
@@ -87,7 +87,7 @@ def check(schedule: Schedule) -> Proof:
     try:
         return _prove(schedule)
     except ScheduleError as error:
-        name = f"{schedule.collective} {schedule.algorithm} of {schedule.size} ranks"
+        name = f"{schedule.collective} {schedule.algorithm} of {counted(schedule.size, 'rank')}"
         raise ScheduleError(f"{name}: {error}", error.places) from None
 
 
@@ -134,8 +134,8 @@ def _check_collective(schedule: Schedule) -> None:
         for chunk in chunks:
             if wanted is not None and holders[chunk] != wanted:
                 raise ScheduleError(
-                    f"chunk {chunk} is held {when} by {holders[chunk]} of {size} ranks; "
-                    f"{schedule.collective} wants it held by {who}"
+                    f"chunk {chunk} is held {when} by {holders[chunk]} of "
+                    f"{counted(size, 'rank')}; {schedule.collective} wants it held by {who}"
                 )
 
 
@@ -214,9 +214,9 @@ def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
     )
     if actual != claim:
         raise ScheduleError(
-            f"rank {rank} takes {actual.steps} steps, sends {actual.sent} chunks and receives "
-            f"{actual.received}; claimed are {claim.steps} steps, {claim.sent} sent and "
-            f"{claim.received} received"
+            f"rank {rank} takes {counted(actual.steps, 'step')}, sends "
+            f"{counted(actual.sent, 'chunk')} and receives {actual.received}; claimed are "
+            f"{counted(claim.steps, 'step')}, {claim.sent} sent and {claim.received} received"
         )
 
 

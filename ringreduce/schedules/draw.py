@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice, pairwise
 
+from ringreduce.errors import counted
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import (
     Chunks,
@@ -188,5 +189,5 @@ def _failures(failed: Mapping[int, int], limit: int) -> list[str]:
         return []
     words = [f"rank {rank} in step {step}" for rank, step in list(failed.items())[:limit]]
     if len(failed) > limit:
-        words.append(f"{len(failed) - limit} more ranks")
+        words.append(counted(len(failed) - limit, "more rank"))
     return ["! did not finish: " + ", ".join(words)]

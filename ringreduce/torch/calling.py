@@ -15,6 +15,7 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.autograd import profiler
 
+from ringreduce.errors import counted
 from ringreduce.torch.modes import in_modes, modes_are_active
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
@@ -142,7 +143,8 @@ def _with_options(
         options, values = named.pop("opts"), ()
     known = ", ".join(values) or "nothing"
     if len(passed) > len(values):
-        raise TypeError(f"{len(passed)} arguments follow the tensors; pass {known}")
+        follow = f"{counted(len(passed), 'argument')} follow{'s' * (len(passed) == 1)}"
+        raise TypeError(f"{follow} the tensors; pass {known}")
     for name in values[: len(passed)]:
         if name in named:
             raise TypeError(f"{name} was passed twice")

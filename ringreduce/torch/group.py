@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.cores import cores
+from ringreduce.errors import counted
 from ringreduce.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
 from ringreduce.torch.attributes import NamedGroup
 from ringreduce.torch.calling import collective
@@ -181,8 +182,8 @@ class RingReduceGroup(NamedGroup):
         out = array_of("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
             raise ValueError(
-                f"reduce_scatter: the input has {x.size} elements, and the output {out.size}; "
-                f"the input needs {self._size} times as many"
+                f"reduce_scatter: the input has {counted(x.size, 'element')}, and the output "
+                f"{out.size}; the input needs {self._size} times as many"
             )
         return x, out
 
@@ -218,8 +219,8 @@ class RingReduceGroup(NamedGroup):
             check_dtypes("all_gather", [x, *outs])
             if outs[self._rank].size != x.size:
                 raise ValueError(
-                    f"all_gather: this rank's tensor has {x.size} elements, and its place in "
-                    f"tensor_list {outs[self._rank].size}"
+                    f"all_gather: this rank's tensor has {counted(x.size, 'element')}, and its "
+                    f"place in tensor_list {outs[self._rank].size}"
                 )
             xs += [x]
             every += [outs]
@@ -266,8 +267,8 @@ class RingReduceGroup(NamedGroup):
         out = array_of("all_gather", output, writes=True)
         if out.size != self._size * x.size:
             raise ValueError(
-                f"all_gather: the input has {x.size} elements, and the output {out.size}; "
-                f"the output needs {self._size} times as many"
+                f"all_gather: the input has {counted(x.size, 'element')}, and the output "
+                f"{out.size}; the output needs {self._size} times as many"
             )
         return x, out
 
@@ -331,8 +332,8 @@ class RingReduceGroup(NamedGroup):
             call = self.comm.all_to_all(x.reshape(-1), out=room, **_how(opts))
         else:
             raise ValueError(
-                f"all_to_all: the input has {x.size} elements, and the output {out.size}; "
-                f"without split sizes they have as many, a multiple of {self._size}"
+                f"all_to_all: the input has {counted(x.size, 'element')}, and the output "
+                f"{out.size}; without split sizes they have as many, a multiple of {self._size}"
             )
         return _work(opts, [output], [call], None if is_apart else partial(deliver, [out]))
 

@@ -21,20 +21,20 @@ from ringreduce.checkpoint import (
     Writer,
     interrupted_text,
 )
-from ringreduce.errors import AllRanksEnd
+from ringreduce.errors import AllRanksEnd, counted
 from ringreduce.parallel.equality import DriftError
 from ringreduce.parallel.together import REFUSED, from_rank_0, nothing, said, together
 from ringreduce.picture import output
-from ringreduce.picture.words import counted
 from ringreduce.terminal import print_error, replace_unencodable
-from ringreduce.train import inputs, plot, strategies
-from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read, to_plain
+from ringreduce.train import inputs, plot
+from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
 from ringreduce.train.settings import Outputs
+from ringreduce.train.strategies import to_plain
 
 _PROG = "python -m ringreduce.train"
 _SPEAKING_S = 0.5
@@ -348,7 +348,7 @@ class _Run:
         """Return the facts of a checkpoint that steps do not change."""
         return {
             "settings": to_plain(self.settings),
-            "strategy": {} if self._named is None else strategies.to_plain(self._named),
+            "strategy": {} if self._named is None else to_plain(self._named),
             "data_sha256": self._split.digest,
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,

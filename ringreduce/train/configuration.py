@@ -264,12 +264,6 @@ def from_plain(name: str, value: Any) -> Any:
     return checked(FIELDS[name], value)
 
 
-def to_plain(settings: Settings) -> dict[str, Any]:
-    """Return the settings as values for JSON and TOML; `from_plain` is the inverse."""
-    values = dataclasses.asdict(settings).items()
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
-
-
 def to_toml(values: Mapping[str, Any]) -> list[str]:
     """Return a line of TOML for each plain value."""
     # JSON's numbers, lists, bools and strings are valid TOML, except one character.

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ringreduce.errors import counted
+
 _BYTES = 8
 
 
@@ -47,7 +49,7 @@ def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(content) < head or content[:3] != bytes((0, 0, _BYTES)):
         raise ValueError(f"{path} is no IDX file of bytes")
     if content[3] != dimensions:
-        raise ValueError(f"{path} has {content[3]} dimensions; wanted {dimensions}")
+        raise ValueError(f"{path} has {counted(content[3], 'dimension')}; wanted {dimensions}")
     shape = tuple(np.frombuffer(content, ">u4", dimensions, 4).tolist())
     if len(content) - head != math.prod(shape):
         raise ValueError(

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.errors import shown
+from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
 from ringreduce.parallel.equality import check_equal
-from ringreduce.picture.words import counted
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
@@ -109,7 +108,9 @@ class Trainer:
         self._x = xp.asarray(split.train_x, settings.dtype)
         self._labels = xp.asarray(split.train_labels)
         if settings.warm_up > self.steps and not per_rank:  # with it, fewer ranks need more steps
-            raise ValueError(f"warm_up is {settings.warm_up}; the run has {self.steps} steps")
+            raise ValueError(
+                f"warm_up is {settings.warm_up}; the run has {counted(self.steps, 'step')}"
+            )
         self.sizes = sizes = split.widths(settings.hidden)
         self.strategy.check(comm.nodes, settings)
         device = "cpu" if xp is np else "cuda"
@@ -232,7 +233,8 @@ class Trainer:
         self._course = Course(self._course.samples, self.settings, Stretch.of(stretch))
         if state.step > self.steps:
             raise ValueError(
-                f"{state.step} steps were made, {state.step / self.epoch_steps:.3g} epochs; with "
+                f"{counted(state.step, 'step')} {'was' if state.step == 1 else 'were'} made, "
+                f"{counted(f'{state.step / self.epoch_steps:.3g}', 'epoch')}; with "
                 f"epochs = {self.settings.epochs} there is nothing left to do"
             )
         loaded = self._part.load(arrays)

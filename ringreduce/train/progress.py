@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import ringreduce as rr
-from ringreduce.picture.words import counted
+from ringreduce.errors import counted
 from ringreduce.terminal import LiveLine
-from ringreduce.train import data, mlp, strategies
-from ringreduce.train.configuration import to_plain, to_toml
+from ringreduce.train import data, mlp
+from ringreduce.train.configuration import to_toml
 from ringreduce.train.results import Epoch, Result, Step
 from ringreduce.train.settings import Settings
-from ringreduce.train.strategies import Mirrored, Strategy
+from ringreduce.train.strategies import Mirrored, Strategy, options, to_plain
 
 _LINES = 10
 """The most lines of a run, if the output is no terminal."""
@@ -92,11 +92,9 @@ def described(strategy: Strategy, settings: Settings) -> str:
     """Return the algorithm of replicas, or the strategy with its options."""
     if strategy == Mirrored("nccl"):
         return "all-reduce by NCCL"
-    if any(
-        "is_all_reduce" in each.metadata for each in strategies.options(type(strategy)).values()
-    ):
+    if any("is_all_reduce" in each.metadata for each in options(type(strategy)).values()):
         return f"all-reduce {strategy.algorithm(settings)}"
-    words = strategies.to_plain(strategy).items()
+    words = to_plain(strategy).items()
     return ", ".join(f"{option} {value}" for option, value in words)
 
 

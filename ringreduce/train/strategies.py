@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, make_dataclass
+from dataclasses import Field, asdict, dataclass, field, fields, make_dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import ringreduce as rr
-from ringreduce.errors import did_you_mean, shown
+from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.mesh import Coordinates, check_fits
 from ringreduce.parallel.stages import splits_of_size
 from ringreduce.train import sharded_part
@@ -417,8 +417,8 @@ class Pipeline(Strategy):
         stages, layers = ranks * self.virtual, len(settings.hidden) + 1
         if self.stages not in (None, stages):
             raise ValueError(
-                f"stages is {self.stages}; {ranks} ranks with {self.virtual} each (virtual) have "
-                f"{stages}"
+                f"stages is {self.stages}; {counted(ranks, 'rank')} with {self.virtual} each "
+                f"(virtual) {'has' if ranks == 1 else 'have'} {stages}"
             )
         splits = self.splits
         if self.split_size is not None:
@@ -426,8 +426,8 @@ class Pipeline(Strategy):
         _check_divided(self, settings, self.sizes(ranks), splits, self.schedule, self.virtual)
         if isinstance(self.cut, tuple) and (len(self.cut), sum(self.cut)) != (stages, layers):
             raise ValueError(
-                f"cut is {' '.join(map(str, self.cut))}; pass {stages} numbers of at least 1 that "
-                f"add up to the {layers} layers"
+                f"cut is {' '.join(map(str, self.cut))}; pass {counted(stages, 'number')} of "
+                f"at least 1 that add{'s' * (stages == 1)} up to the {counted(layers, 'layer')}"
             )
 
     def sizes(self, ranks: int) -> Coordinates:
@@ -509,8 +509,8 @@ class Hybrid(Strategy):
         group = self.pipeline * self.tensor
         if self.data is None and ranks % group:
             raise ValueError(
-                f"stages is {self.pipeline} and tensor is {self.tensor}; {ranks} "
-                f"rank{'s' * (ranks > 1)} cannot be divided into groups of {group}"
+                f"stages is {self.pipeline} and tensor is {self.tensor}; "
+                f"{counted(ranks, 'rank')} cannot be divided into groups of {group}"
             )
         data = ranks // group if self.data is None else self.data
         sizes = Coordinates(data, self.pipeline, self.tensor)
@@ -615,15 +615,19 @@ def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
     )
 
 
-def to_plain(strategy: Strategy) -> dict[str, Any]:
-    """Return the name of a strategy and its options, as values for JSON and TOML."""
-    values = {
-        option: getattr(strategy, each.name)
-        for option, each in options(type(strategy)).items()
-        if getattr(strategy, each.name) != each.default
-    }
-    lists = {option: list(v) if isinstance(v, tuple) else v for option, v in values.items()}
-    return {"strategy": strategy.name, **lists}
+def to_plain(given: Settings | Strategy) -> dict[str, Any]:
+    """Return settings, or the name of a strategy and its options, as values for JSON and TOML.
+
+    Options that have their default are left out.
+    """
+    if isinstance(given, Settings):
+        values = asdict(given)
+    else:
+        values = {"strategy": given.name}
+        for option, each in options(type(given)).items():
+            if getattr(given, each.name) != each.default:
+                values[option] = getattr(given, each.name)
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def table() -> str:
@@ -673,14 +677,14 @@ def _check_divided(
     layers = len(settings.hidden) + 1
     if stages > layers:
         raise ValueError(
-            f"{strategy.name} has {stages} stages; the network has {layers} "
-            f"layer{'s' * (layers > 1)}: add hidden layers, or use fewer ranks"
+            f"{strategy.name} has {stages} stages; the network has "
+            f"{counted(layers, 'layer')}: add hidden layers, or use fewer ranks"
         )
     rows = -(-settings.batch // sizes.data)
     if splits > max(rows, stages):  # by default there are as many as stages, some without samples
         raise ValueError(
-            f"splits is {splits}; a batch has {rows} samples for each replica (batch is "
-            f"{settings.batch})"
+            f"splits is {splits}; a batch has {counted(rows, 'sample')} for each replica "
+            f"(batch is {settings.batch})"
         )
     if settings.batch_norm and splits > 1:
         raise ValueError(

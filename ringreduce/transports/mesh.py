@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ringreduce import unix_sockets
 from ringreduce.cores import allowed
-from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.errors import PeerLostError, PeerTimeoutError, counted
 from ringreduce.place import mpi_rank
 from ringreduce.transports.base import not_assembled
 from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
@@ -265,7 +265,8 @@ def _checked(
     if found.count(mine) != 1:
         raise ValueError(f"{wanted}; it returned this rank's bytes {found.count(mine)} times")
     if size is not None and len(found) != size:
-        raise ValueError(f"{wanted}; it returned {len(found)} elements for {size} ranks")
+        elements = counted(len(found), "element")
+        raise ValueError(f"{wanted}; it returned {elements} for {counted(size, 'rank')}")
     if rank is not None and found.index(mine) != rank:
         raise ValueError(f"{wanted}; the bytes of rank {rank} have index {found.index(mine)}")
     return found

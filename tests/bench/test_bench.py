@@ -490,7 +490,7 @@ def timed(contender, microseconds, nbytes=8):
         (
             [[timed("ringreduce", 1), timed("MPI", 2), timed("Gloo", 9)]],
             "ringreduce has 2.00 times the speed of the fastest baseline (geometric mean) and is "
-            "faster at 1 of 1 sizes",
+            "faster at 1 of 1 size",
         ),
         (
             [[timed("ringreduce", 4), timed("MPI", 2)], [timed("ringreduce", 1), timed("MPI", 8)]],

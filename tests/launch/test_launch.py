@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ringreduce
-from ringreduce.errors import did_you_mean
+from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import cli, launcher
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.launcher import Job, command_line, rank_environment
@@ -383,6 +383,8 @@ def test_the_version(capsys):
     ("line", "complaint"),
     [
         ("run -n 2 --hosts h1:0 script.py", "'h1:0' is no host"),
+        ("run -n 2 --hosts h1:1 script.py", "--hosts has room for 1 rank, -n asks for 2"),
+        ("run -n 2 --nodes 1 script.py", "--nodes has 1 rank, -n asks for 2"),
         ("run -n 0 script.py", "usage: ringreduce run"),
         ("run -n 2 python -m", "wanted a script, or -m and a module, after python"),
     ],
@@ -410,6 +412,11 @@ def test_neither_dashes_nor_case_make_options_alike_or_different(word, known, me
 def test_arguments_that_no_process_can_have_are_refused():
     with pytest.raises(LaunchError, match="Argument list too long; pass the program fewer"):
         launcher.start_mpiexec([sys.executable], {"RINGREDUCE_MORE_WORDS_1": "x" * (1 << 17)})
+
+
+def test_only_one_thing_is_counted_without_a_plural():
+    assert [counted(n, "step") for n in (0, 1, "1")] == ["0 steps", "1 step", "1 step"]
+    assert [counted(2, what) for what in ("loss", "microbatch")] == ["2 losses", "2 microbatches"]
 
 
 def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatch):

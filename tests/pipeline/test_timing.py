@@ -162,9 +162,9 @@ def test_a_schedule_with_a_missing_action_has_no_price() -> None:
     ("costs", "reason"),
     [
         (Costs(forward=[1, 2, 3]), "forward has 3 numbers; there are 2 stages"),
-        (Costs(backward=[1]), "backward has 1 numbers; there are 2 stages"),
+        (Costs(backward=[1]), "backward has 1 number; there are 2 stages"),
         (Costs(nbytes=[1, 2, 3]), "nbytes has 3 numbers; there are 2 stages"),
-        (Costs(lengths=[1]), "lengths has 1 numbers; there are 3 microbatches"),
+        (Costs(lengths=[1]), "lengths has 1 number; there are 3 microbatches"),
         (Costs(forward=-1), "forward is -1; pass finite numbers of at least 0"),
         (Costs(lengths=[1, 1, float("nan")]), "lengths is .*; pass finite numbers"),
         (Costs(nodes=[[0]]), r"nodes \[\[0\]\] do not list ranks 0 to 1 once"),

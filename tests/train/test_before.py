@@ -32,7 +32,7 @@ import numpy as np
 import pytest
 
 from ringreduce.train import Trainer, strategies
-from ringreduce.train.configuration import to_plain
+from ringreduce.train.strategies import to_plain
 from tests.support.mpi import DEADLINE_S, PROGRAMS, environment
 from tests.support.trainer import command
 

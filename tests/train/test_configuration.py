@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringreduce.launch import cli
-from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_plain, to_toml
+from ringreduce.train.configuration import FIELDS, from_plain, read, read_toml, to_toml
 from ringreduce.train.settings import DTYPES, OPTIMIZERS, WIRES, Outputs, Settings
-from ringreduce.train.strategies import STRATEGIES, options
+from ringreduce.train.strategies import STRATEGIES, options, to_plain
 
 
 def toml(tmp_path, text):

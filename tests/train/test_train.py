@@ -29,10 +29,9 @@ from ringreduce.train import (
     train,
 )
 from ringreduce.train.__main__ import main
-from ringreduce.train.configuration import to_plain
 from ringreduce.train.progress import Progress, heading, last_line, results
 from ringreduce.train.results import Result
-from ringreduce.train.strategies import Hybrid, table
+from ringreduce.train.strategies import Hybrid, table, to_plain
 from tests.support.mpi import ROOT
 from tests.support.rounding import (
     SIZES,

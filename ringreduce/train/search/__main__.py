@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import ringreduce as rr
-from ringreduce.errors import AllRanksEnd
+from ringreduce.errors import AllRanksEnd, counted
 from ringreduce.parallel.together import REFUSED, nothing, said, together
 from ringreduce.picture import output
-from ringreduce.picture.words import counted
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.plot import check_place

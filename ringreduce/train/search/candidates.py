@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ringreduce as rr
+from ringreduce.errors import counted
 from ringreduce.parallel.mesh import Coordinates, fits
-from ringreduce.picture.words import counted
 from ringreduce.train import mlp, optimizers, strategies
 from ringreduce.train.configuration import Given
 from ringreduce.train.settings import Settings
@@ -316,7 +316,7 @@ def check(candidate: Candidate, place: Place) -> None:
     candidate.strategy.check(place.nodes, settings)
     steps = settings.epochs * -(-place.samples // settings.batch)
     if settings.warm_up > steps:
-        raise ValueError(f"warm_up is {settings.warm_up}; the run has {steps} steps")
+        raise ValueError(f"warm_up is {settings.warm_up}; the run has {counted(steps, 'step')}")
 
 
 # --- parts ----------------------------------------------------------------------------------------
