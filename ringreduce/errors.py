@@ -49,7 +49,7 @@ def unknown(
 
 def counted(number: object, what: str) -> str:
     """Return text such as 1 step, 2 steps or 2 losses."""
-    plural = "es" if what.endswith(("ch", "s")) else "s"
+    plural = "es" if what.endswith(("batch", "s")) else "s"
     return f"{number} {what}{plural * (str(number) != '1')}"
 
 

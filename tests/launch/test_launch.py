@@ -416,7 +416,8 @@ def test_arguments_that_no_process_can_have_are_refused():
 
 def test_only_one_thing_is_counted_without_a_plural():
     assert [counted(n, "step") for n in (0, 1, "1")] == ["0 steps", "1 step", "1 step"]
-    assert [counted(2, what) for what in ("loss", "microbatch")] == ["2 losses", "2 microbatches"]
+    plurals = ["2 epochs", "2 losses", "2 microbatches"]
+    assert [counted(2, what) for what in ("epoch", "loss", "microbatch")] == plurals
 
 
 def test_a_missing_mpiexec_exits_with_1_and_says_why(started, capsys, monkeypatch):
