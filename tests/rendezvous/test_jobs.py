@@ -148,16 +148,3 @@ def test_init_again_and_again_and_with_others_without_mpi(tmp_path):
         ranks=3,
     )
     assert (done.stderr, done.returncode) == ("", 0)
-
-
-def test_a_job_of_one_rank(tmp_path):
-    done = run_program(
-        tmp_path,
-        """
-        with rr.init(timeout_s=120) as comm:
-            assert comm.all_reduce(7) == 7
-            assert comm.size == 1
-        """,
-        ranks=1,
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
