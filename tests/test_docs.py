@@ -19,9 +19,10 @@ from benchmarks import one_host
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.picture.scales import size_text
 from tests.support.mnist import mnist
-from tests.support.mpi import ROOT, environment, mpiexec
+from tests.support.mpi import DEADLINE_S, ROOT, environment, mpiexec
 from tests.support.mutations import MUTATIONS
 from tests.test_architecture import MAY_IMPORT
+from tests.test_examples import one_after_another
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.M | re.S)
@@ -48,52 +49,80 @@ def blocks() -> list[Block]:
 
 def run(command: list[str], folder: Path) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=60
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-RINGREDUCE = [sys.executable, "-m", "ringreduce.launch.cli"]
+def words(command: list[str]) -> list[str]:
+    """Return a command with this environment's interpreter and MPI, and with smaller arrays."""
+    ringreduce = [sys.executable, "-m", "ringreduce.launch.cli"]
+    stands_for = {"ringreduce": ringreduce, "mpirun": [mpiexec()], "python": [sys.executable]}
+    stands_for["16M"] = ["1M"]
+    return [part for word in command for part in stands_for.get(word, [word])]
+
+
 PYTHON = [block for block in blocks() if block.language == "python"]
 OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__" not in block.code]
 """Programs that a launcher starts.  Others start their ranks themselves."""
 
 
-def marked(block: Block) -> object:
-    """Mark what a block needs: CuPy a GPU, JAX or torch.
+def marks(block: Block) -> list[pytest.MarkDecorator]:
+    """Return the marks of a block that runs alone: CuPy needs a GPU, others JAX or torch.
 
-    Blocks of the README that start their ranks themselves are smoke tests.
+    A block of the README that starts its ranks itself is a smoke test.
     """
-    marks = [pytest.mark.gpu] * ("import cupy" in block.code)
-    marks += [pytest.mark.jax] * ("import jax" in block.code)
-    marks += [pytest.mark.torch] * ("import torch" in block.code)
-    marks += [pytest.mark.smoke] * (block.page.name == "README.md" and block not in OVER_MPI)
-    return pytest.param(block, marks=marks, id=str(block))
+    found = [pytest.mark.gpu] * ("import cupy" in block.code)
+    found += [pytest.mark.jax] * ("import jax" in block.code)
+    found += [pytest.mark.torch] * ("import torch" in block.code)
+    found += [pytest.mark.smoke] * (block.page.name == "README.md" and block not in OVER_MPI)
+    return found + [pytest.mark.slow] * ("__main__" in block.code)
 
 
-@pytest.mark.parametrize("block", [marked(b) for b in PYTHON if b not in OVER_MPI])
+HERE = [block for block in PYTHON if block not in OVER_MPI]
+ALONE = [pytest.param(block, marks=marks(block), id=str(block)) for block in PYTHON if marks(block)]
+
+
+@pytest.mark.parametrize("block", [each for each in ALONE if each.values[0] in HERE])
 def test_a_python_block_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "block.py").write_text(block.code)
     printed = run([sys.executable, "block.py"], tmp_path)
     assert printed == (block.prints or "")
 
 
+def write(blocks: list[Block], folder: Path) -> dict[str, Block]:
+    """Write the blocks that need not run alone.  Returns them by the names of their files."""
+    named = {f"{n}_{block.page.stem}": block for n, block in enumerate(blocks) if not marks(block)}
+    for name, block in named.items():
+        (folder / f"{name}.py").write_text(block.code)
+    return named
+
+
+@pytest.mark.slow
+def test_python_blocks_print_what_the_pages_say_each_in_a_fork(tmp_path):
+    named = write(HERE, tmp_path)
+    run([sys.executable, "-m", "tests.support.programs.forks", *named], tmp_path)
+    printed = {name: (tmp_path / name / "printed").read_text() for name in named}
+    assert printed == {name: block.prints or "" for name, block in named.items()}
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", [marked(block) for block in OVER_MPI])
+@pytest.mark.parametrize("block", [each for each in ALONE if each.values[0] in OVER_MPI])
 def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "script.py").write_text(block.code)
-    assert run([*RINGREDUCE, "run", "-n", "4", "script.py"], tmp_path) == block.prints
+    assert run(words(["ringreduce", "run", "-n", "4", "script.py"]), tmp_path) == block.prints
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    "block", [pytest.param(b, id=str(b)) for b in OVER_MPI if b.page.name == "README.md"]
+    "command", ["ringreduce run -n 4 script.py", "mpirun -n 4 python script.py"]
 )
-def test_a_block_of_the_readme_prints_the_same_under_mpiexec(block, tmp_path):
-    (tmp_path / "script.py").write_text(block.code)
-    printed = run([mpiexec(), "-n", "4", sys.executable, "script.py"], tmp_path)
-    assert printed == block.prints
+def test_blocks_over_mpi_print_what_the_pages_say_one_after_another(command, tmp_path):
+    named = write(OVER_MPI, tmp_path)
+    (tmp_path / "script.py").write_text(one_after_another(f"{name}.py" for name in named))
+    printed = run(words(command.split()), tmp_path)
+    assert printed == "".join(block.prints for block in named.values())
 
 
 FILE = r"\w+\.(jsonl|png|svg|toml)"
@@ -143,10 +172,8 @@ def run_commands(page: Path, shown: list[tuple[list[str], str]], tmp_path: Path)
     (tmp_path / "mnist").mkdir()
     mnist(tmp_path / "mnist")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
-    stands_for = {"ringreduce": RINGREDUCE, "mpirun": [mpiexec()], "python": [sys.executable]}
     for command, output in shown:
-        words = [part for word in command for part in stands_for.get(word, [word])]
-        printed = run(words, tmp_path)
+        printed = run(words(command), tmp_path)
         if output:
             assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\n{printed}"
     written = {word for command, _ in shown for word in command if re.fullmatch(FILE, word)}

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 import ringreduce as rr
-from tests.support.mpi import ROOT, environment
+from tests.support.mpi import DEADLINE_S, ROOT, environment
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -61,7 +61,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -70,14 +70,27 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 # --- the scripts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.few(7)
+def one_after_another(paths: Iterable[Path | str]) -> str:
+    """A program that runs others, each of which makes a communicator of its own."""
+    lines = (f"runpy.run_path({str(path)!r}, run_name='__main__')" for path in paths)
+    return "\n".join(["import runpy", *lines])
+
+
+TOGETHER = pytest.param(SCRIPTS[:-1], id="in one job on two ranks")
+ALONE = [pytest.param([path], id=path.name, marks=pytest.mark.long) for path in SCRIPTS]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("path", SCRIPTS, ids=names)
-def test_an_example_prints_what_its_docstring_says(path, tmp_path):
-    command, output = command_and_output(path)
+@pytest.mark.parametrize("paths", [TOGETHER, *ALONE])
+def test_examples_print_what_their_docstrings_say(paths, tmp_path):
+    command, _ = command_and_output(paths[0])
+    if len(paths) > 1:
+        (tmp_path / "each.py").write_text(one_after_another(paths))
+        command = "ringreduce run -n 2 each.py"
     printed = run([*COMMAND, *command.split()[1:]], tmp_path)
+    output = "".join(command_and_output(path)[1] for path in paths)
     assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\nprinted:\n{printed}"
-    pictures = re.findall(r"\w+\.svg", docstring(path))
+    pictures = {name for path in paths for name in re.findall(r"\w+\.svg", docstring(path))}
     assert all((tmp_path / name).read_text().startswith("<svg") for name in pictures)
 
 

@@ -186,7 +186,7 @@ def test_no_line_of_a_terminal_is_shared_and_the_live_line_is_shown(command, sta
 
 @pytest.mark.few(1)
 @pytest.mark.mpi
-@pytest.mark.parametrize("command", [BENCH, TRAIN], ids=["bench", "train"])
+@pytest.mark.parametrize("command", [TRAIN, BENCH], ids=["train", "bench"])
 def test_there_is_no_live_line_beside_the_tags_of_ranks(command, tmp_path):
     code, said = on_a_terminal([*ours(command, 2), "--tag-output"], 110, tmp_path, environment())
     assert code == 0, said
@@ -195,7 +195,7 @@ def test_there_is_no_live_line_beside_the_tags_of_ranks(command, tmp_path):
 
 @pytest.mark.few(1)
 @pytest.mark.mpi
-@pytest.mark.parametrize("command", [BENCH, TRAIN], ids=["bench", "train"])
+@pytest.mark.parametrize("command", [TRAIN, BENCH], ids=["train", "bench"])
 def test_in_a_file_there_is_no_live_line(command, tmp_path):
     """Also if standard error is a terminal, and where the MPI gives each rank a terminal."""
     script = f'exec "$@" >{tmp_path}/out'
@@ -233,7 +233,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda each: next(iter(each.values())))
