@@ -58,12 +58,12 @@ def abandoned_files(
     found = list(_written(directory, _SHARED_MEMORY_NAME, since))
     if not _hydra_runs():
         found += _written(hydra_files, _HYDRA_NAME, since)
-    used = _names_in_use() if found else set()
     sizes = {}
-    for path in sorted(path for path in found if path.name not in used):
+    for path in sorted(found):
         with contextlib.suppress(OSError), _lease(path) as file:
             sizes[path] = os.fstat(file).st_size
-    return sizes
+    used = _names_in_use() if sizes else set()  # which takes some ms for each process
+    return {path: nbytes for path, nbytes in sizes.items() if path.name not in used}
 
 
 def remove_abandoned_files(

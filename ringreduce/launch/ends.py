@@ -96,6 +96,8 @@ class Watch:
         """The token of their messages."""
         self.first: End | None = None
         """The first end that ended the job."""
+        self.gone = 0
+        """The number of ranks whose processes have ended."""
         self._ranks = Ranks(bound(self.address), self.token, stdin)
         self._stopping = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="ringreduce watch", daemon=True)
@@ -121,6 +123,7 @@ class Watch:
 
     def _handle(self, event: Said | Gone) -> None:
         self.first = self.first or end_of(event)
+        self.gone += isinstance(event, Gone)
         if isinstance(event, Said):
             event.message.close()
             if event.message.kind == "join":  # from `ringreduce.elastic`

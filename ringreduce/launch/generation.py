@@ -130,8 +130,9 @@ class Generation:
     def clean_up(self, dying_s: float) -> None:
         """Remove the files that the ended generation has left behind.
 
-        Its last ranks may take so many seconds to end.
+        Ranks that have not connected may take so many seconds to end.
         """
+        dying_s = 0 if self.is_complete else dying_s
         clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
-from ringreduce.errors import counted
-from ringreduce.launch.cleanup import clean_up_job, remove_stale_session_directory
+from ringreduce.launch.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
@@ -303,7 +302,8 @@ def run(job: Job) -> int:
     process, ended_by = _run_relaying(argv, environment, watch, forwards=stdin is None)
     code, first = process.returncode, watch.first
     if code != 0 and not job.hosts:
-        clean_up_job(process.pid, since=started)
+        dying_s = 0 if watch.gone == job.ranks else DYING_S
+        clean_up_job(process.pid, since=started, dying_s=dying_s)
     if code > 0 and not ended_by and first is not None and not job.hosts:
         if text := first.text(code, mpiexec.flavour):
             print_error(f"ringreduce: {text}")
