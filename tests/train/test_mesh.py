@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -32,14 +31,6 @@ def places(sizes):
     return rr.spawn(place, math.prod(sizes), sizes)
 
 
-@pytest.mark.few(9)
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_every_place_has_one_rank(sizes):
-    found = [at for at, _, _ in places(sizes)]
-    assert sorted(found) == sorted(itertools.product(*map(range, sizes)))
-
-
-@pytest.mark.few(9)
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 def test_a_group_has_the_ranks_that_differ_in_its_dimension_alone(sizes):
     found = places(sizes)
