@@ -90,7 +90,7 @@ def on_a_terminal(
     return job.wait(), said.decode()
 
 
-BAR = re.compile(r"\[█* *\] \d+ of \d+ sizes")
+BAR = re.compile(r"\[█* *\] \d+ of \d+ sizes?")
 ROW = re.compile(r" +\d+ +[a-z_]+( +[\d.e-]+){6,} +\d+")
 """The line of a size in the table of `ringreduce bench`."""
 EPOCH = re.compile(
