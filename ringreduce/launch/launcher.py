@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
+from ringreduce.errors import counted
 from ringreduce.launch.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
