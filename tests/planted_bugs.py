@@ -49,7 +49,7 @@ _SHARED = ("tests/shm/test_program.py", "tests/shm/test_program_mpi.py")
 _MEMBERS = ("tests/recovery/test_membership.py", "tests/recovery/test_plans.py")
 _SUPERVISOR = ("tests/recovery/test_supervisor.py",)
 _MESSAGES = ("tests/point_to_point/test_messages.py", "tests/point_to_point/test_messages_mpi.py")
-_SHARDED = ("tests/train/test_sharded_parallel.py",)
+_SHARDED = ("tests/parallel/test_sharded_parallel.py",)
 _TORCH = ("tests/torch/test_backend.py::test_a_check_holds",)
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _BY_FILE = {
@@ -99,7 +99,7 @@ _BY_FILE = {
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),
-    "parallel/shares.py": ("tests/train/test_join.py",),
+    "parallel/shares.py": ("tests/parallel/test_join.py",),
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
@@ -111,8 +111,8 @@ _BY_FILE = {
     "parallel/layout.py": _SHARDED,
     "parallel/sharded_buckets.py": _SHARDED,
     "parallel/sharded_parallel.py": _SHARDED,
-    "parallel/stage_messages.py": ("tests/train/test_pipeline_parallel.py",),
-    "parallel/stages.py": ("tests/train/test_pipeline_parallel.py",),
+    "parallel/stage_messages.py": ("tests/parallel/test_pipeline_parallel.py",),
+    "parallel/stages.py": ("tests/parallel/test_pipeline_parallel.py",),
 }
 _FIRST = {
     **dict.fromkeys(

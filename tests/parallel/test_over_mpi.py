@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ringreduce as rr
-from tests.train import test_join, test_pipeline_parallel, test_sharded_parallel
+from tests.parallel import test_join, test_pipeline_parallel, test_sharded_parallel
 from tests.train import test_tensor_parallel as tensor_parallel
 
 CHECKED = test_join, test_pipeline_parallel, test_sharded_parallel, tensor_parallel
@@ -22,4 +22,4 @@ def over_mpi() -> str:
 
 @pytest.mark.mpi
 def test_parallel_training_is_the_same_over_mpi(mpi):
-    assert mpi.run_ok("call", 4, "tests.train.test_over_mpi:over_mpi") == ["passed"] * 4
+    assert mpi.run_ok("call", 4, "tests.parallel.test_over_mpi:over_mpi") == ["passed"] * 4
