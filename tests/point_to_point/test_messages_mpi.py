@@ -11,7 +11,9 @@ pytestmark = pytest.mark.mpi
 TRANSPORTS = [pytest.param("shm", marks=pytest.mark.alike), "mpi"]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "transport", [pytest.param("shm", marks=[pytest.mark.alike, pytest.mark.smoke]), "mpi"]
+)
 def test_all_facts_of_messages(mpi, transport):
     passed = mpi.run_ok("call", RANKS, "tests.support.point_to_point:over_mpi", transport)
     assert passed == [list(CHECKS)] * RANKS
