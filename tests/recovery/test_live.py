@@ -72,7 +72,7 @@ rr.Communicator.shrink = shrinking
 
 
 HANGS = "if comm.rank == 0: time.sleep(600)\n    " + STOPS
-SOON = "from ringreduce.recovery import membership; membership._LIVE_S = 0.5"
+SOON = "from ringreduce.recovery import membership; membership._LIVE_S = 0.2"
 
 
 @live
