@@ -101,7 +101,7 @@ THREE = pytest.param(3, marks=pytest.mark.long)
 
 
 SOME = ("sum", "beside", "sliced scatter", "sliced counted gather", "sliced from root 1", "list")
-"""Enough on threads: over MPI every pair is mixed."""
+"""With every other call; over MPI half of all pairs are mixed."""
 USUAL = [pytest.param(call, marks=() if call in SOME else pytest.mark.long) for call in CALLS]
 
 

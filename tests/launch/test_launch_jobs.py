@@ -104,7 +104,8 @@ def test_a_program_sees_what_it_would_under_python(script, run, tmp_path, progra
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
 
-@pytest.mark.parametrize("options", [(), ("--hosts", "localhost:2"), ("--elastic", "1")])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("options", [(), ("--elastic", "1"), ("--hosts", "localhost:2")])
 def test_ranks_have_their_own_place_and_rank_0_the_launchers_stdin(script, run, tmp_path, options):
     script("""
         import os, sys

@@ -78,6 +78,7 @@ ENDS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("end", ENDS)
 def test_the_rank_that_ends_the_job_is_named(start, end):
     ended = start(

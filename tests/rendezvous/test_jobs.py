@@ -54,6 +54,7 @@ def test_all_facts_of_messages(jobs, transport):
     assert passed == [list(CHECKS)] * RANKS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["kill", "vanish"])
 def test_a_rank_that_ends_is_named_by_all_others(jobs, how):
     done = run_to_its_end(jobs, "fault", 3, how, "1", "caught")
@@ -70,7 +71,7 @@ def test_a_rank_that_stops_is_named_by_all_others(jobs):
     assert [found["ranks"] for rank, found in enumerate(done.results) if rank != 1] == [[1], [1]]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ending", ["uncaught", "with", "asleep"])
 def test_an_exception_ends_the_job_with_its_traceback(jobs, ending):
     done = run_to_its_end(jobs, "fault", 2, "raise", "1", ending)

@@ -31,7 +31,7 @@ from tests.support.strategies import (
 # --- every algorithm is right ---------------------------------------------------------------------
 
 
-ALWAYS_PROVEN = {*range(1, 18), 24, 31, 32, 33, 64}
+ALWAYS_PROVEN = {*range(1, 18), 24, 31, 32, 33, 48}
 SIZES = {"many": sorted(ALWAYS_PROVEN), "all": range(1, 65)}
 
 
@@ -45,7 +45,7 @@ def test_it_is_right_on_one_node(collective: str, algorithm: str, which: str) ->
 @each(
     ("size", "root"),
     [(size, root) for size in range(1, 10) for root in range(size)]
-    + [(size, root) for size in (16, 33, 64) for root in (1, size // 2, size - 1)],
+    + [(size, root) for size in (16, 33) for root in (1, size // 2, size - 1)],
 )
 @pytest.mark.parametrize(("collective", "algorithm"), ROOTED)
 def test_it_is_right_for_every_root(collective: str, algorithm: str, size: int, root: int) -> None:

@@ -276,7 +276,7 @@ def mix_all(comm: rr.Communicator) -> list[Ended]:
 
 
 def every_mixture(size: int) -> list[Mixed]:
-    """Every call with every other; of two ranks each pair once, half of them in either order."""
+    """Every call with every other; of two ranks every second pair, half of them in either order."""
     place = {name: index for index, name in enumerate(CALLS)}
 
     def is_chosen(usual: str, odd: str) -> bool:
@@ -284,7 +284,7 @@ def every_mixture(size: int) -> list[Mixed]:
         return in_order == ((place[usual] + place[odd]) % 2 == 0)
 
     every = [mixed for usual in CALLS for mixed in mixtures(usual, size)]
-    return every if size > 2 else [mixed for mixed in every if is_chosen(*mixed[:2])]
+    return every if size > 2 else [mixed for mixed in every if is_chosen(*mixed[:2])][::2]
 
 
 def swap(comm: rr.Communicator) -> list[Ended]:
@@ -305,7 +305,7 @@ def mix_several_messages_a_step(comm: rr.Communicator) -> list[Ended]:
     usual = all_reduce((600,), algorithm="hierarchical")
     ended = []
     for odd in (CALLS["sliced"], all_reduce((60_000,), algorithm="hierarchical")):
-        for rank in range(comm.size):
+        for rank in (0, 3, 5):  # one of each node
             ended.append(odd_one(comm, rank, odd.make, usual.make))
             check(comm, usual)
     return ended
