@@ -38,6 +38,7 @@ from tests.support.mutations import MUTATIONS, Mutation
 QUICK = (
     "tests/planning/test_plan.py",
     "tests/devices/test_device.py",
+    "tests/devices/test_device_contract.py",
     "tests/messages/test_executor.py",
     "tests/calls/test_collectives.py",
     "tests/transports/test_transports.py",
