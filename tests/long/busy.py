@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(marks: str, *folders: str) -> dict[str, object]:
-    """Run tests on two workers.  Return how many passed, which failed, and the seconds."""
-    words = ["-q", "-n", "2", "--dist", "loadfile", "-m", marks, *(f"tests/{f}" for f in folders)]
+    """Run tests on four workers.  Return how many passed, which failed, and the seconds."""
+    words = ["-q", "-n", "4", "--dist", "loadfile", "-m", marks, *(f"tests/{f}" for f in folders)]
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True
