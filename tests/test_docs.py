@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import statistics
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from benchmarks import one_host
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.picture.scales import size_text
 from tests.support.mnist import mnist
-from tests.support.mpi import DEADLINE_S, ROOT, environment, mpiexec
+from tests.support.mpi import ROOT, mpiexec, output_of
 from tests.support.mutations import MUTATIONS
 from tests.test_architecture import MAY_IMPORT
 from tests.test_examples import one_after_another
@@ -47,14 +46,6 @@ def blocks() -> list[Block]:
     ]
 
 
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def words(command: list[str]) -> list[str]:
     """Return a command with this environment's interpreter and MPI, and with smaller arrays."""
     ringreduce = [sys.executable, "-m", "ringreduce.launch.cli"]
@@ -76,52 +67,45 @@ def marks(block: Block) -> list[pytest.MarkDecorator]:
     found = [pytest.mark.gpu] * ("import cupy" in block.code)
     found += [pytest.mark.jax] * ("import jax" in block.code)
     found += [pytest.mark.torch] * ("import torch" in block.code)
-    found += [pytest.mark.smoke] * (block.page.name == "README.md" and block not in OVER_MPI)
-    return found + [pytest.mark.slow] * ("__main__" in block.code)
+    found += [pytest.mark.slow] * ("__main__" in block.code)
+    if block in OVER_MPI:
+        return found and [pytest.mark.mpi, *found]
+    return found + [pytest.mark.smoke] * (block.page.name == "README.md")
 
 
-HERE = [block for block in PYTHON if block not in OVER_MPI]
 ALONE = [pytest.param(block, marks=marks(block), id=str(block)) for block in PYTHON if marks(block)]
 
 
-@pytest.mark.parametrize("block", [each for each in ALONE if each.values[0] in HERE])
-def test_a_python_block_prints_what_the_page_says(block, tmp_path):
+@pytest.mark.parametrize("block", ALONE)
+def test_a_block_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "block.py").write_text(block.code)
-    printed = run([sys.executable, "block.py"], tmp_path)
-    assert printed == (block.prints or "")
+    start = ["ringreduce", "run", "-n", "4"] if block in OVER_MPI else ["python"]
+    assert output_of(words([*start, "block.py"]), tmp_path) == (block.prints or "")
 
 
-def write(blocks: list[Block], folder: Path) -> dict[str, Block]:
+def write(folder: Path, *, over_mpi: bool) -> dict[str, Block]:
     """Write the blocks that need not run alone.  Returns them by the names of their files."""
-    named = {f"{n}_{block.page.stem}": block for n, block in enumerate(blocks) if not marks(block)}
+    chosen = [block for block in PYTHON if (block in OVER_MPI) is over_mpi and not marks(block)]
+    named = {f"{number}_{block.page.stem}": block for number, block in enumerate(chosen)}
     for name, block in named.items():
         (folder / f"{name}.py").write_text(block.code)
     return named
 
 
 @pytest.mark.slow
-def test_python_blocks_print_what_the_pages_say_each_in_a_fork(tmp_path):
-    named = write(HERE, tmp_path)
-    run([sys.executable, "-m", "tests.support.programs.forks", *named], tmp_path)
+def test_blocks_print_what_the_pages_say_each_in_a_fork(tmp_path):
+    named = write(tmp_path, over_mpi=False)
+    output_of([sys.executable, "-m", "tests.support.programs.forks", *named], tmp_path)
     printed = {name: (tmp_path / name / "printed").read_text() for name in named}
     assert printed == {name: block.prints or "" for name, block in named.items()}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("block", [each for each in ALONE if each.values[0] in OVER_MPI])
-def test_a_block_over_mpi_prints_what_the_page_says(block, tmp_path):
-    (tmp_path / "script.py").write_text(block.code)
-    assert run(words(["ringreduce", "run", "-n", "4", "script.py"]), tmp_path) == block.prints
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(
-    "command", ["ringreduce run -n 4 script.py", "mpirun -n 4 python script.py"]
-)
-def test_blocks_over_mpi_print_what_the_pages_say_one_after_another(command, tmp_path):
-    named = write(OVER_MPI, tmp_path)
+@pytest.mark.parametrize("start", ["ringreduce run -n 4", "mpirun -n 4 python"])
+def test_blocks_over_mpi_print_what_the_pages_say_one_after_another(start, tmp_path):
+    named = write(tmp_path, over_mpi=True)
     (tmp_path / "script.py").write_text(one_after_another(f"{name}.py" for name in named))
-    printed = run(words(command.split()), tmp_path)
+    printed = output_of(words([*start.split(), "script.py"]), tmp_path)
     assert printed == "".join(block.prints for block in named.values())
 
 
@@ -173,7 +157,7 @@ def run_commands(page: Path, shown: list[tuple[list[str], str]], tmp_path: Path)
     mnist(tmp_path / "mnist")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
     for command, output in shown:
-        printed = run(words(command), tmp_path)
+        printed = output_of(words(command), tmp_path)
         if output:
             assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\n{printed}"
     written = {word for command, _ in shown for word in command if re.fullmatch(FILE, word)}
@@ -209,7 +193,7 @@ def test_pages_have_commands():
 @pytest.mark.slow
 def test_the_table_of_strategies_is_computed():
     program = "import strategies; print(strategies.table())"
-    printed = run([sys.executable, "-c", program], ROOT / "docs")
+    printed = output_of([sys.executable, "-c", program], ROOT / "docs")
     assert f"<!-- table -->\n\n{printed}\n<!-- end -->" in (ROOT / "docs/strategies.md").read_text()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ringreduce as rr
-from tests.support.mpi import DEADLINE_S, ROOT, environment
+from tests.support.mpi import ROOT, output_of
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -51,22 +51,6 @@ def pattern(output: str) -> str:
     return re.sub(r"(\\ )+…", r" +[\\d.]+", re.escape(output))
 
 
-def run(command: list[str], folder: Path, **variables: str) -> str:
-    """Run a command in a folder that has the examples.  Returns what it prints."""
-    (folder / "examples").symlink_to(FOLDER)
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # --- the scripts ----------------------------------------------------------------------------------
 
 
@@ -87,7 +71,8 @@ def test_examples_print_what_their_docstrings_say(paths, tmp_path):
     if len(paths) > 1:
         (tmp_path / "each.py").write_text(one_after_another(paths))
         command = "ringreduce run -n 2 each.py"
-    printed = run([*COMMAND, *command.split()[1:]], tmp_path)
+    (tmp_path / "examples").symlink_to(FOLDER)
+    printed = output_of([*COMMAND, *command.split()[1:]], tmp_path)
     output = "".join(command_and_output(path)[1] for path in paths)
     assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\nprinted:\n{printed}"
     pictures = {name for path in paths for name in re.findall(r"\w+\.svg", docstring(path))}
@@ -174,6 +159,7 @@ def test_bash_can_read_the_slurm_script():
 
 @pytest.mark.mpi
 def test_the_slurm_script_starts_an_example_on_the_nodes_of_its_job(tmp_path):
+    (tmp_path / "examples").symlink_to(FOLDER)
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -181,5 +167,5 @@ def test_the_slurm_script_starts_an_example_on_the_nodes_of_its_job(tmp_path):
     (tmp_path / "ringreduce").chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "node", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    printed = run(["bash", "examples/slurm.sh"], tmp_path, PATH=path, **job)
+    printed = output_of(["bash", "examples/slurm.sh"], tmp_path, PATH=path, **job)
     assert printed == command_and_output(FOLDER / "mean_of_gradients.py")[1]

@@ -7,7 +7,6 @@ import dataclasses
 import doctest
 import pydoc
 import re
-import subprocess
 import sys
 import typing
 from operator import attrgetter
@@ -17,7 +16,7 @@ import pytest
 
 import ringreduce as rr
 from tests.support.each import each
-from tests.support.mpi import ROOT, environment, mpiexec
+from tests.support.mpi import ROOT, mpiexec, output_of
 from tests.support.public import PACKAGES, entries, facts, lacking, names
 
 ENTRIES = dict(entries())
@@ -56,15 +55,7 @@ def test_examples_over_mpi_print_what_the_docstrings_say():
         "from tests.test_public import OVER_MPI, run_example; "
         "found = [*map(run_example, OVER_MPI.values())]; assert not any(found), found"
     )
-    done = subprocess.run(
-        [mpiexec(), "-n", "2", sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of([mpiexec(), "-n", "2", sys.executable, "-c", code], ROOT)
 
 
 def test_all_public_names_are_looked_at():

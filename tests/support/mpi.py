@@ -57,6 +57,21 @@ def mpiexec() -> str:
     return str(path)
 
 
+def output_of(command: Sequence[str], folder: Path, **variables: str) -> str:
+    """Run a command in a folder.  Returns what it prints; fails if it does not end well."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @dataclass
 class Finished:
     """A job that has ended."""

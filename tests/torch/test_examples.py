@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.mpi import ROOT, environment
-from tests.test_examples import command_and_output, names, pattern
+from tests.support.mpi import ROOT, output_of
+from tests.test_examples import command_and_output, names, one_after_another, pattern
 from tests.torch.test_backend import TORCHRUN
 
 pytestmark = pytest.mark.torch
@@ -22,24 +21,22 @@ MOST_LINES = 69
 LEAST_RIGHT = 85
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("path", SCRIPTS, ids=names)
-def test_an_example_prints_what_its_docstring_says(path, launcher, tmp_path):
-    done = subprocess.run(
-        [*LAUNCHERS[launcher], str(path)],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    _, output = command_and_output(path)
-    wanted = pattern(output)
-    assert re.fullmatch(wanted, done.stdout), f"wanted:\n{output}\nprinted:\n{done.stdout}"
-    (right,) = re.findall(r"([\d.]+) %", done.stdout)
-    assert float(right) > LEAST_RIGHT
+TOGETHER = pytest.param(SCRIPTS, "torchrun", id="in one job")
+ALONE = [
+    pytest.param([path], launcher, id=f"{path.name}-{launcher}", marks=pytest.mark.long)
+    for path in SCRIPTS
+    for launcher in LAUNCHERS
+]
+
+
+@pytest.mark.parametrize(("paths", "launcher"), [TOGETHER, *ALONE])
+def test_examples_print_what_their_docstrings_say(paths, launcher, tmp_path):
+    (tmp_path / "each.py").write_text(one_after_another(paths))
+    program = paths[0] if len(paths) == 1 else "each.py"
+    printed = output_of([*LAUNCHERS[launcher], str(program)], tmp_path)
+    output = "".join(command_and_output(path)[1] for path in paths)
+    assert re.fullmatch(pattern(output), printed), f"wanted:\n{output}\nprinted:\n{printed}"
+    assert min(map(float, re.findall(r"([\d.]+) %", printed))) > LEAST_RIGHT
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=names)

@@ -1,8 +1,6 @@
-"""Run Python files one after another, each in a folder of its own and a fork of this interpreter.
+"""Run NAME.py in a folder NAME, with its output in NAME/printed, in a fork of this interpreter.
 
 python -m tests.support.programs.forks NAME ...
-
-runs NAME.py in the folder NAME, and writes what it prints into NAME/printed.
 """
 
 import os
@@ -11,8 +9,7 @@ import sys
 from multiprocessing import get_context
 from pathlib import Path
 
-import ringreduce.bootstrap
-import ringreduce.train  # noqa: F401 - what most files import is imported once
+import ringreduce.train  # noqa: F401 - forks have it, and need not import it
 
 
 def run(file: Path) -> None:
@@ -22,10 +19,10 @@ def run(file: Path) -> None:
     runpy.run_path(str(file), run_name="__main__")
 
 
-if __name__ == "__main__":
-    files = [Path(f"{name}.py").absolute() for name in sys.argv[1:]]
-    forks = [get_context("fork").Process(target=run, args=[file]) for file in files]
-    for fork in forks:
-        fork.start()
-        fork.join()
-    sys.exit(any(fork.exitcode for fork in forks))
+failed = False
+for name in sys.argv[1:]:
+    fork = get_context("fork").Process(target=run, args=[Path(f"{name}.py").absolute()])
+    fork.start()
+    fork.join()
+    failed |= fork.exitcode != 0
+sys.exit(failed)
