@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,6 +29,10 @@ SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a property: it has no public way to change them."""
 SMOKE_SHARE = 10
 """A smoke run draws one of so many examples of a property, and at least so many."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A script in the background ignores Ctrl-C, and so would the jobs that tests send it to.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
