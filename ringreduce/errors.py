@@ -48,7 +48,7 @@ def unknown(
 
 
 def counted(number: object, what: str) -> str:
-    """Return text such as 1 step, 2 steps or 2 losses."""
+    """Return a number and the noun that it counts: 1 step, 2 steps, 2 losses."""
     plural = "es" if what.endswith(("batch", "s")) else "s"
     return f"{number} {what}{plural * (str(number) != '1')}"
 

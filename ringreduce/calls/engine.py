@@ -128,7 +128,7 @@ class Engine:
         self.last_call: Call
         """The meeting in which all ranks close the communicator."""
         self.to_close = [self]
-        """This engine until it is closed, then nothing: for others that may have to close it."""
+        """A list of this engine, which `close` empties.  Others keep the list, not the engine."""
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None if the ranks share no memory."""
         if self.shared_memory is not None:

@@ -130,7 +130,7 @@ class Generation:
     def clean_up(self, dying_s: float) -> None:
         """Remove the files that the ended generation has left behind.
 
-        Ranks that have not connected may take so many seconds to end.
+        Ranks that have not connected get at most `dying_s` seconds to end; the others have ended.
         """
         dying_s = 0 if self.is_complete else dying_s
         clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)

@@ -52,10 +52,11 @@ code names no variables: the program runs in the same `__main__`.
 """
 
 _WORD_CHARACTERS = 1 << 15
-"""The program's words travel as JSON: so many characters as an argument, the rest in variables.
+"""A rank gets so many characters of the program's words, as JSON, as its argument.
 
-An mpiexec would read a ``:``.  MPICH's takes neither 1,000 arguments nor one of 64 KiB.  Open MPI's
-also puts all arguments into one variable, and Linux starts no process with one of 128 KiB.
+The rest is in variables: see `MORE_WORDS`.  An mpiexec would read a ``:`` among arguments.  MPICH's
+mpiexec takes neither 1,000 arguments nor one of 64 KiB.  Open MPI's puts all arguments into one
+variable, and Linux starts no process with a variable of 128 KiB.
 """
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -224,6 +225,7 @@ def command_line(
 
 
 def _pieces(job: Job) -> list[str]:
+    """Return the program's words as JSON, cut into an argument and the values of variables."""
     words, length = json.dumps(job.program), _WORD_CHARACTERS
     return [words[at : at + length] for at in range(0, len(words), length)]
 

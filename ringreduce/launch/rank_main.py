@@ -31,7 +31,7 @@ from ringreduce.recovery.wire import Connection, to_launcher
 EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 """The environment variable with the number of ranks that the launcher asked for."""
 MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
-"""With 1, 2, … behind: the environment variables with the rest of a program that is too long."""
+"""The environment variables of this name and 1, 2, … have the rest of a long list of words."""
 
 
 def main() -> int:

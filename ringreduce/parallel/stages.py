@@ -24,6 +24,14 @@ _WHERE = "PipelineParallel"
 # --- the cut --------------------------------------------------------------------------------------
 
 
+def right_cut(stages: int, layers: int) -> str:
+    """Say in an error how to pass `cut`."""
+    return (
+        f"pass {counted(stages, 'number')} of at least 1 that add{'s' * (stages == 1)} up to the "
+        f"{counted(layers, 'layer')}"
+    )
+
+
 def splits_of_size(rows: int, split_size: int, schedule: str, ranks: int) -> int:
     """Return the number of microbatches of a batch of `rows` samples.
 
@@ -63,10 +71,7 @@ def cut_of(
     found = tuple(cut)
     right = len(found) == stages and sum(found) == len(layers)
     if not right or not all(isinstance(each, int) and each >= 1 for each in found):
-        raise ValueError(
-            f"{_WHERE}: cut is {list(found)}; pass {counted(stages, 'number')} of at least 1 that "
-            f"add{'s' * (stages == 1)} up to the {counted(len(layers), 'layer')}"
-        )
+        raise ValueError(f"{_WHERE}: cut is {list(found)}; {right_cut(stages, len(layers))}")
     return found
 
 

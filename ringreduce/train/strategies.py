@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import ringreduce as rr
 from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.mesh import Coordinates, check_fits
-from ringreduce.parallel.stages import splits_of_size
+from ringreduce.parallel.stages import right_cut, splits_of_size
 from ringreduce.train import sharded_part
 from ringreduce.train.divided_part import Divided
 from ringreduce.train.exact_replica import ExactReplica
@@ -425,10 +425,7 @@ class Pipeline(Strategy):
             splits = splits_of_size(settings.batch, self.split_size, self.schedule, ranks)
         _check_divided(self, settings, self.sizes(ranks), splits, self.schedule, self.virtual)
         if isinstance(self.cut, tuple) and (len(self.cut), sum(self.cut)) != (stages, layers):
-            raise ValueError(
-                f"cut is {' '.join(map(str, self.cut))}; pass {counted(stages, 'number')} of "
-                f"at least 1 that add{'s' * (stages == 1)} up to the {counted(layers, 'layer')}"
-            )
+            raise ValueError(f"cut is {' '.join(map(str, self.cut))}; {right_cut(stages, layers)}")
 
     def sizes(self, ranks: int) -> Coordinates:
         return Coordinates(1, ranks, 1)

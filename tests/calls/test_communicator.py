@@ -16,7 +16,6 @@ from tests.support.cases import CONFIG
 from tests.support.dropped import facts
 
 SHARED = replace(CONFIG, shared_memory=True)
-FIRST_15 = ", ".join(map(str, range(15)))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def one_run(
 
 
 def differences(here: Path, wanted: Any) -> list[str]:
-    """What a run that has ended has that is not the wanted outcome."""
+    """Return how a run that has ended differs from the wanted outcome."""
     names = ("other_parameters", "other_metrics")
     found = zip(names, outcome(here), wanted, strict=True)
     return [name for name, ours, theirs in found if ours != theirs]

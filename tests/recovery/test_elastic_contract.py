@@ -34,7 +34,7 @@ state.on_resize(changed)
 
 
 def hooked(folder: Path) -> list[dict]:
-    """What the hooks of all ranks got."""
+    """Return the arguments that the hooks of all ranks got."""
     return [json.loads(line) for line in (folder / "changes").read_text().splitlines()]
 
 

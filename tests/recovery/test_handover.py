@@ -110,7 +110,7 @@ def pause_of(comm):
 
 
 def test_a_step_that_takes_longer_than_the_grace_is_given_up(steps, tmp_path):
-    """That of a rank that is told to end, and is lost; then that of a job."""
+    """First a rank that is told to end is given up, then the whole job."""
     words = "-n", "2", "--elastic", "1", "--grace-s", "0.5"
     job = steps(*words, before=HANGS, step_s="pause_of(comm)")
     for size in (2, 1):

@@ -115,7 +115,7 @@ rr.Communicator.shrink = late
 
 @live
 def test_the_others_go_on_after_a_rank_has_died_that_waited_for_them(steps, finish):
-    """Longer than the timeout, after which ranks that others wait for count as stopped."""
+    """They go on for longer than the timeout, after which silent ranks would count as stopped."""
     job = steps("-n", "4", "--elastic", "1", "--timeout-s", "1", before=ASKS, step_s="0.05")
     os.kill(job.await_step(1)[3], signal.SIGKILL)
     await_losses(job, 2)

@@ -23,7 +23,7 @@ pytestmark = [
     scope="module", params=[3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (2, 4))]
 )
 def ranks(request, tmp_path_factory):
-    """What each rank of a job comes to: the name of a fact -> what its function returns."""
+    """The results of `facts` on each rank of a job."""
     jobs = MpiJobs(tmp_path_factory.mktemp("job"))
     yield jobs.run_ok("call", request.param, "tests.support.through_memory:facts")
     jobs.sweep()

@@ -43,7 +43,7 @@ def _digest(comm: rr.Communicator, x: np.ndarray, op: str, algorithm: str) -> st
 
 
 def over_mpi() -> dict[str, Any]:
-    """On each rank of an MPI job of 5: the digests of every algorithm, for two dtypes."""
+    """Return the digests of every algorithm on this rank of 5, for two dtypes."""
     from mpi4py import MPI
 
     world, found = MPI.COMM_WORLD, {}

@@ -22,7 +22,7 @@ LACKING = ("reads", "memory files", "memory files of one")
 
 
 def facts() -> dict[str, Any]:
-    """What a rank of a job comes to: the name of a fact -> what its function returns."""
+    """Return the result of each function below on this rank, by the name of the fact."""
     return {
         **{transport: sums(transport) for transport in TRANSPORTS},
         **{way: registered_in_any_mixture(way) for way in WAYS},
@@ -32,7 +32,7 @@ def facts() -> dict[str, Any]:
 
 
 def rounds_of(comm: rr.Communicator) -> int:
-    """How many flows of a communicator go through memory."""
+    """Return the number of flows of a communicator that go through memory."""
     shared_memory = comm._engine.shared_memory
     return 0 if shared_memory is None else shared_memory.rounds
 
@@ -72,7 +72,7 @@ def filled_sum(comm: rr.Communicator, count: int) -> np.ndarray:
 
 
 def registered_in_any_mixture(way: str) -> int:
-    """Which arrays are registered, and who works in place, each rank draws for itself."""
+    """Each rank draws whether its arrays are registered, and whether it works in place."""
     common = random.Random(way)
     with rr.init(transport="shm", timeout_s=120, config=config_of(way)) as comm:
         own = random.Random(f"{way} {comm.rank}")

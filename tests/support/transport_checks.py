@@ -395,7 +395,7 @@ _ENOUGH = 3
 
 
 def over_mpi() -> dict[str, str]:
-    """On each of 3 ranks of an MPI job: what every check came to, ``"ok"`` or a traceback.
+    """Return the outcome of every check on this rank of 3, ``"ok"`` or a traceback.
 
     With standard sends, and then with synchronous ones.
     """

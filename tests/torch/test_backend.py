@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 @pytest.fixture(scope="module")
 def outcomes_on(tmp_path_factory):
-    """Number of ranks -> what every check came to on each rank of a job, which runs once.
+    """Number of ranks -> the outcome of every check on each rank of a job, which runs once.
 
     Two ranks run with all debugging of torch, which changes nothing; three run random programs too.
     """

@@ -60,7 +60,7 @@ WITHOUT_MPI = (
 
 
 def over_torch(backend: str = "ringreduce", programs: str = "0") -> dict[str, str]:
-    """On each rank: what every check came to, and so many random programs, "ok" or a traceback."""
+    """Return the outcome of every check and of so many random programs, "ok" or a traceback."""
     dist.init_process_group(backend, timeout=timedelta(seconds=20))
     outcomes = {}
     checks = {check.__name__: check for check in CHECKS}
