@@ -67,7 +67,7 @@ def held(state):
     hold = here / f"hold {{state.step}}"
     if hold.exists():
         (here / f"at {{state.step}}").touch()
-    while hold.exists() and state._slots._head[_PAUSE_AT] == NEVER:
+    while hold.exists() and state._slots._head[_PAUSE_AT] in (0, NEVER):
         time.sleep(0.005)
     return update(state)
 rr.State.update = held
@@ -194,8 +194,8 @@ def finish(tmp_path):
 def trains(start, tmp_path):
     """Start the trainer, with some code before.
 
-    Its ranks wait after number N of the steps, while there is a file "hold N", unless they are to
-    pause; there is a file "at N" then.
+    Its ranks wait after step N, while there is a file "hold N", until the supervisor has chosen the
+    step after which they pause.  A rank that waits makes a file "at N".
     """
 
     def started(*words: str, options: str, before: str = "") -> Job:
