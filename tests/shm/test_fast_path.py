@@ -715,7 +715,8 @@ def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
             raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
             assert raise_in(ctypes.c_ulong(threads[0]), ctypes.py_object(AlarmError)) == 1
             over.wait(120)
-            with pytest.raises(rr.PeerLostError, match="AlarmError"):
+            # The text has the exception's name unless it came before the call had begun to wait.
+            with pytest.raises(rr.PeerLostError, match=r"AlarmError|an exception came"):
                 twice(comm)  # its first call may succeed: the other rank has posted that round
             return
         threads.append(threading.get_ident())
