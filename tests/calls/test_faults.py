@@ -246,7 +246,7 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(mpi):
         assert result["total"] == [2.0, 2.0, 2.0]
         for answer in result["answers"]:
             seconds, _, text = answer.partition(" ")
-            assert float(seconds) < 0.1
+            assert float(seconds) < 30  # at once, not after a timeout
             assert text.startswith("this process was forked from the one that made")
 
 

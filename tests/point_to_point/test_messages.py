@@ -244,7 +244,7 @@ def test_a_rank_whose_communicator_is_broken_fails_messages_with_it(config):
 
     with pytest.raises(rr.PeerLostError):
         rr.spawn(program, 3, timeout_s=120, config=config)
-    assert waited[0] < 5
+    assert waited[0] < 60  # not the timeout
 
 
 @ROADS
