@@ -140,8 +140,10 @@ class Trainer:
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
         self._loss = np.zeros(part.losses)
-        self._times = np.zeros(3)
-        self._steps_made = 0
+        self._first_with: dict[int, int] = {}
+        """Samples of a global batch -> number of the first step with so many, which may compile."""
+        self._times = np.zeros((2, 4))
+        """Number of steps, and the sums of their times: of those in `_first_with`, of others."""
         self._sent_bytes = 0
 
     def go_on_with_store(self) -> None:
@@ -452,8 +454,8 @@ class Trainer:
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
             self._journal.record(loss, lr, len(batch), times, counts)
-        self._times += times
-        self._steps_made += 1
+        is_first = self._first_with.setdefault(len(batch), number + 1) == number + 1
+        self._times[0 if is_first else 1] += 1, *times
         return step_s
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
@@ -481,6 +483,7 @@ class Trainer:
     def _end_epoch(self, watchers: Sequence[Watcher]) -> None:
         """Report the epoch whose last step was made just now.  Collective."""
         steps, self._steps_of_epoch = self._steps_of_epoch, []
+        steps = [step for step in steps if step.step not in self._first_with.values()] or steps
         step_s, exposed_s = (
             sum(getattr(step, name) for step in steps) for name in ("step_s", "exposed_s")
         )
@@ -503,8 +506,10 @@ class Trainer:
             self._saved = self.store.step
 
     def _mean_times(self) -> tuple[float, float, float]:
-        totals = self.comm.all_reduce(self._times, op="mean", algorithm=self.settings.algorithm)
-        step_s, communication_s, exposed_s = (totals / max(1, self._steps_made)).tolist()
+        first, others = self._times
+        mine = (others if others[0] else first).copy()
+        count, *totals = self.comm.all_reduce(mine, "mean", algorithm=self.settings.algorithm)
+        step_s, communication_s, exposed_s = (float(total / max(1, count)) for total in totals)
         return step_s, communication_s, exposed_s
 
 

@@ -54,6 +54,8 @@ class Step:
 class Epoch:
     """The results of one epoch over all ranks, measured by this rank's times.
 
+    `samples_per_s` and `exposed` leave out the steps that `Result` leaves out, if others remain.
+
     Example:
         >>> settings = rr.train.Settings(epochs=2, hidden=(8,), batch=359)
         >>> seen = []
@@ -150,6 +152,9 @@ class Watcher(Protocol):
 class Result:
     """The result of training, the same on every rank but for its times and bytes.
 
+    Times are means over all ranks and over this run's steps but the first with each number of
+    samples, which may compile.  A run that has no other steps gives the times of these.
+
     Example:
         >>> settings = rr.train.Settings(epochs=1, hidden=(8,), batch=359)
         >>> def program(comm):
@@ -170,11 +175,11 @@ class Result:
     accuracy: float
     """Accuracy on the held-out samples, from 0 to 1."""
     step_s: float
-    """Mean time of a step, over this run's steps and all ranks; 0 without steps."""
+    """Mean time of a step; 0 without steps."""
     communication_s: float
-    """Mean time of all-reduces in a step, over this run's steps and all ranks."""
+    """Mean time of all-reduces in a step."""
     exposed_s: float
-    """Mean exposed communication of a step, over this run's steps and all ranks."""
+    """Mean exposed communication of a step."""
     sent_bytes: int = 0
     """Bytes of data that this rank sends in a step, at most; 0 without steps."""
     held_bytes: int = 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,7 @@ from ringreduce.train import (
     check_equal,
     load,
     load_split,
+    loop,
     mlp,
     optimizers,
     train,
@@ -221,6 +223,33 @@ def test_what_watchers_are_told(ranks):
         assert result.accuracy == told.all_epochs[-1].accuracy
         assert (result.exposed_s > 0) == (ranks > 1)
         assert result.efficiency == 1 - result.exposed_s / result.step_s
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch", "seconds", "mean_s", "rates"),
+    [
+        (2, 500, [90, 1, 70, 2, 3, 6], 3, [500 / 1, 1438 / 11]),  # 500, 500 and 438 samples
+        (2, 1438, [90, 2], 2, [1438 / 90, 1438 / 2]),
+        (1, 1438, [90], 90, [1438 / 90]),
+        (1, 1000, [90, 70], 80, [1438 / 160]),
+    ],
+)
+def test_times_leave_out_the_first_step_with_each_number_of_samples(
+    epochs, batch, seconds, mean_s, rates, monkeypatch
+):
+    """A step of one rank looks at the clock when it begins and when it ends."""
+    clock = chain.from_iterable((0.0, float(each)) for each in seconds)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=clock.__next__))
+
+    def run(comm):
+        told = Told()
+        settings = Settings(epochs=epochs, batch=batch)
+        return train(comm, load_split(), settings, watchers=[told]), told
+
+    ((result, told),) = rr.spawn(run, 1)
+    assert [step.step_s for step in told.all_steps] == seconds
+    assert result.step_s == mean_s
+    assert [epoch.samples_per_s for epoch in told.all_epochs] == rates
 
 
 def test_the_loss_is_that_of_the_parameters_before_the_step():
