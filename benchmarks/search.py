@@ -11,7 +11,8 @@ fastest.  The 8 fastest and the choice of the search are then measured in turns 
 the least of many disturbed medians is too small.
 
 Writes a row for each candidate of the search, and one for the choice, to
-``bench_results/search.jsonl``.  Exits with 1 if the choice takes more than 1.05 times the best.
+``bench_results/search.jsonl``.  Exits with 1 if the choice takes more than 1.1 times the best: it
+may take 5 % longer to hold less, and medians vary.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAME = "search"
 _HIDDEN, _BATCH = (256,) * 7, 128
 _AGAIN, _FINALISTS = 64, 8
 """The fastest candidates of the exhaustive run: for its later turns, and to measure for longer."""
-_MOST_OF_BEST = 1.05
+_MOST_OF_BEST = 1.1
 """Times the best that the choice may take."""
 Times = dict[str, list[float]]
 """Name of a candidate -> seconds of its steps."""
@@ -58,7 +59,7 @@ def main() -> int:
     with rr.init() as comm:
         where = environment(command_line(NAME))
         rows = find(comm, request)
-        choice = choose(rows, request.kind).candidate.name
+        choice = choose(rows).candidate.name
         times, final = _exhaustive(comm, request, choice, options)
         verdict = _verdict(choice, rows, times, final, options.budget_s)
         if comm.rank == 0:

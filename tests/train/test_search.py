@@ -10,7 +10,9 @@ import shlex
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -509,8 +511,25 @@ def test_of_batches_the_smallest_that_is_nearly_as_fast_is_chosen():
     ]
     rows.sort(key=lambda row: -row.samples_per_s)
     rows += [Row(each, 0.0) for each in candidates if each.settings.batch not in rates]
-    assert choose(rows, "batch").candidate.settings.batch == 64
-    assert choose(rows, "mesh") is rows[0]
+    assert choose(rows).candidate.settings.batch == 64
+
+
+@pytest.mark.parametrize(
+    ("slower", "held", "is_last", "chosen"),
+    [
+        ((1, 1.02, 1.04), (3, 1, 2), (True, True, True), 1),
+        ((1, 1.02, 1.06), (3, 2, 1), (True, True, True), 1),
+        ((1, 1.02, 1.04), (3, 2, 1), (True, True, False), 1),
+        ((1, 1.02, 1.04), (2, 2, 2), (True, True, True), 0),
+        ((1, 1.06, 1.06), (3, 2, 1), (True, True, True), 0),
+    ],
+)
+def test_of_nearly_equal_candidates_the_one_that_holds_least_is_chosen(
+    slower, held, is_last, chosen
+):
+    each = zip(found("split_size", 2), slower, held, is_last, strict=False)
+    rows = [Row(one, 0.0, 9, 0.001 * times, *more) for one, times, *more in each]
+    assert choose(rows) is rows[chosen]
 
 
 GIVEN = {
@@ -548,6 +567,18 @@ def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
         [*second.columns.values(), "5.000", "-", "0", "-", "0.50"],
         [*third.columns.values(), "6.000", "-", "0", "-", "-"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("others", "last"),
+    [(10, None), (11, "and 1 slower one"), (30, "and 20 slower ones")],
+)
+def test_a_table_has_at_most_ten_candidates_that_were_not_measured(others, last):
+    candidates = found("split_size", 2)[: 3 + others]
+    rows = [Row(each, 0.004, 9 * (number < 3), 0.002) for number, each in enumerate(candidates)]
+    lines = report.table(rows)
+    assert len(lines) == 1 + 3 + 10 + (last is not None)
+    assert lines[-1] == last or last is None
 
 
 @pytest.mark.parametrize("kind", ["split_size", "mesh", "batch"])
@@ -596,6 +627,26 @@ def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
     texts, _, circles = drawn(rows, "split_size", tmp_path)
     assert texts.count("1f1b") == 2
     assert len(circles) == 3
+
+
+@pytest.mark.parametrize("best", ["1 3", "2 2"])
+def test_a_line_of_memory_has_one_cut(best, monkeypatch):
+    """Another cut was measured for one split size alone; interleaved has a cut of its own."""
+    panels = []
+    monkeypatch.setattr(report, "chart", lambda title, facts, found, **how: panels.extend(found))
+    monkeypatch.setattr(report, "write", lambda path, picture: None)
+    candidates = found("split_size", 2, batch=32)
+    held = {each: (100 * len(each.name) + each.x) << 20 for each in candidates}
+    rows = [Row(each, 0.004, held_bytes=held[each]) for each in candidates]
+    rows.sort(key=lambda row: row.candidate.columns["cut"] != best)
+    rows.insert(0, replace(rows[-1], candidate=replace(rows[0].candidate, columns={"cut": "3 1"})))
+    report.draw(Path("search.svg"), "a title", "Facts.", rows, KINDS["split_size"])
+    for line in panels[1].lines:
+        cut = best if line.name != "interleaved" else "1 1 1 1"
+        of_line = [
+            each for each in candidates if (each.series, each.columns["cut"]) == (line.name, cut)
+        ]
+        assert line.points == [(each.x, held[each] / 2**20) for each in of_line[::-1]]
 
 
 # --- the command line -----------------------------------------------------------------------------

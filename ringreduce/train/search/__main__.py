@@ -59,7 +59,7 @@ def _search(comm: rr.Communicator, request: Request) -> int:
                 live.show(f"{seconds:3.0f} of {request.budget_s:.0f} s: {candidate.name}")
 
         rows = find(comm, request, watch)
-    chosen = choose(rows, request.kind)
+    chosen = choose(rows)
     title, facts = _words(chosen, rows, comm, request)
     if speaks:
         print(facts, *report.table(rows), title, sep="\n", flush=True)

@@ -231,7 +231,7 @@ KINDS: Mapping[str, Kind] = {
         "pipeline",
         ("split_size", "splits"),
         "split size",
-        "A line is a schedule with the best cut for each split size.",
+        "A line is a schedule with the best cut for each split size, but one cut for memory.",
         _with_another_choice,
     ),
     "batch": Kind(batches, None, (), "global batch", ""),

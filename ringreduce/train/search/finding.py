@@ -21,8 +21,8 @@ from ringreduce.train.search.report import Row
 _MOST_MEASURED = 32
 """The most candidates that are measured: those of the best predictions."""
 _NEAR = 0.05
-"""Candidates whose time for a sample is at most this share above the best are measured on, and of
-batches the smallest of them is chosen."""
+"""Candidates whose time for a sample is at most this share above the best are measured on, and the
+one of them that holds least is chosen."""
 _SHARE_OF_LAYERS, _SHARE_OF_FITS = 0.1, 0.1
 """Shares of the budget: for the times of layers, and for the steps to which prices are fitted."""
 _MOVES, _SHARE_OF_A_MOVE = 2, 0.15
@@ -177,13 +177,9 @@ def _predictions(
     return predict
 
 
-def choose(rows: Sequence[Row], kind: str) -> Row:
-    """Return the row of the fastest candidate, which is the first.
-
-    Of batches it is the smallest that trains with nearly as many samples a second as the first.
-    """
-    if kind != "batch":
-        return rows[0]
+def choose(rows: Sequence[Row]) -> Row:
+    """Return the row that holds least, of those that were measured to the end and are nearly as
+    fast as the first row.  Of equal ones it is the smallest batch, and then the fastest."""
     least = rows[0].samples_per_s / (1 + _NEAR)
     enough = [row for row in rows if row.is_last and row.samples_per_s >= least]
-    return min(enough, key=lambda row: row.candidate.settings.batch)
+    return min(enough, key=lambda row: (row.held_bytes, row.candidate.settings.batch))

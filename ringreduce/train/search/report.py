@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringreduce.errors import counted
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import Scale, linear, powers_of_two
@@ -17,6 +19,8 @@ from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.candidates import Candidate, Kind
 
 _HEIGHT = 300.0
+_OTHERS = 10
+"""The most candidates without measured steps in the table."""
 _COLUMNS = 80
 """The most characters of a line.  Columns of the table are two spaces apart if there is room."""
 
@@ -42,16 +46,19 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each row, below the heads of the columns."""
+    """Return a line for each row that was measured, and for the best of the others, below the heads
+    of the columns.  The last line counts the rows that are left out."""
+    shown = rows[: sum(row.steps > 0 for row in rows) + _OTHERS]
+    more = len(rows) - len(shown)
     heads = [*rows[0].candidate.columns, "predicted ms", "measured ms", "steps"]
     cells = [[*heads, "samples/s", "MiB held"]]
-    cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in rows]
+    cells += [[*row.candidate.columns.values(), *_numbers(row)] for row in shown]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     apart = "  " if sum(widths) + 2 * len(widths) - 2 <= _COLUMNS else " "
     lines = [
         apart.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in cells
-    ]
+    ] + [f"and {counted(more, 'slower one')}"] * (more > 0)
     return [part for line in lines for part in textwrap.wrap(line, _COLUMNS)]
 
 
@@ -73,8 +80,10 @@ def command(candidate: Candidate, ranks: int, job: str | None) -> str:
 def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) -> None:
     """Write a picture of samples a second and of memory to `path`, .svg or .png.
 
-    Of the candidates at one place of a line, the best is drawn.
+    Of the candidates at one place of a line, the best is drawn.  A line of memory has one cut: of
+    those of its candidates the one that most candidates have.
     """
+    cuts = [cut for cut, _ in Counter(map(_cut, rows)).most_common()]
     best: dict[tuple[str, int], Row] = {}
     for row in rows:
         best.setdefault((row.candidate.series, row.candidate.x), row)
@@ -87,7 +96,10 @@ def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) ->
         colour = PALETTE[number % len(PALETTE)]
         expected = [(r.candidate.x, r.candidate.settings.batch / r.predicted_s) for r in of_line]
         measured = [(r.candidate.x, r.samples_per_s) for r in of_line if r.steps]
-        held = [(r.candidate.x, r.held_bytes / 2**20) for r in of_line if r.held_bytes]
+        alike = [row for row in rows if row.candidate.series == series]
+        cut = min(map(_cut, alike), key=cuts.index)
+        of_cut = [row for row in alike if row.held_bytes and _cut(row) == cut]
+        held = sorted((row.candidate.x, row.held_bytes / 2**20) for row in of_cut)
         # A line without points has no name.
         name_of_expected = "" if measured else series
         rates += [
@@ -102,6 +114,10 @@ def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) ->
     ]
     words = f"{facts} {kind.lines}".strip()
     write(path, chart(title, words, panels, panel_height=_HEIGHT))
+
+
+def _cut(row: Row) -> str | None:
+    return row.candidate.columns.get("cut")
 
 
 def _panel(title: str, x_name: str, x: Scale, lines: Sequence[Line]) -> Panel:
