@@ -145,16 +145,15 @@ class ShardedParallel(Reducer[ShardedBucket]):
     ) -> None:
         if stage not in _KEPT:
             raise ValueError(f"ShardedParallel: stage is {shown(stage)}; wanted 1, 2 or 3")
+        where = type(self).__name__
         if algorithm not in _HALVES:
             wanted = ", ".join(map(repr, _HALVES))
-            raise ValueError(
-                f"ShardedParallel: algorithm is {shown(algorithm)}; wanted one of {wanted}"
-            )
+            raise ValueError(f"{where}: algorithm is {shown(algorithm)}; wanted one of {wanted}")
         sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
-        params = agree("ShardedParallel", comm, params, op, **sizes)
+        params = self._placed(comm, agree(where, comm, params, op, **sizes))
         for name, array in params.items():
             if not array.flags.c_contiguous:
-                raise ValueError(f"ShardedParallel: {name!r} is not C-contiguous")
+                raise ValueError(f"{where}: {name!r} is not C-contiguous")
         layers = _layers(params)
         if stage == 3:
             backwards = [[(name, params[name]) for name in layer[::-1]] for layer in layers[::-1]]
@@ -443,6 +442,10 @@ class ShardedParallel(Reducer[ShardedBucket]):
                 bucket.load(name, array)
 
     # --- implementation ---
+
+    def _placed(self, comm: rr.Communicator, params: dict[str, Any]) -> dict[str, Any]:
+        """Return the arrays that the ranks update."""
+        return params
 
     def _whole_arrays(self) -> list[tuple[str, ShardedBucket, str, str]]:
         """Return, for each of `arrays`: its name, its bucket, its slot or "", its parameter."""

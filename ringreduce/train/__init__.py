@@ -7,10 +7,12 @@
         result = train(comm, load(settings), settings)
 
 The strategies of `ringreduce.train.strategies` decide which rank has which parameters.
-`DataParallel`, `ShardedParallel`, `PipelineParallel` and `shard` are for models of any kind.
+`DataParallel`, `ShardedParallel`, `CentralParallel`, `PipelineParallel` and `shard` are for models
+of any kind.
 """
 
 from ringreduce.parallel.batch_norm import Normalised, batch_norm, batch_norm_backward
+from ringreduce.parallel.central_parallel import CentralParallel
 from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel
 from ringreduce.parallel.equality import DriftError, check_equal
@@ -27,6 +29,7 @@ from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
 
 __all__ = [
+    "CentralParallel",
     "DataParallel",
     "DriftError",
     "Epoch",

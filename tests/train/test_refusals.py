@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from ringreduce import spawn, train
-from ringreduce.train import DataParallel, Mesh, Sampler, Settings, ShardedParallel, strategies
+from ringreduce.train import (
+    CentralParallel,
+    DataParallel,
+    Mesh,
+    Sampler,
+    Settings,
+    ShardedParallel,
+    strategies,
+)
 from ringreduce.train.settings import Outputs
 
 T, V = TypeError, ValueError
@@ -101,6 +109,9 @@ REFUSED = [
     (parallel(stage=1, algorithm="tree"), V, "algorithm is 'tree'; wanted one of 'auto'"),
     (parallel(stage=2, bucket_bytes=0), V, "ShardedParallel: bucket_bytes is 0; wanted at least 1"),
     (parallel({"w": np.zeros((7, 5)).T}, stage=2), V, "ShardedParallel: 'w' is not C-contiguous"),
+    (lambda c: CentralParallel(c, SQUARE, op="max"), V, "CentralParallel: op is 'max'; wanted"),
+    (lambda c: CentralParallel(c, SQUARE, algorithm="x"), V, "CentralParallel: algorithm is 'x'"),
+    (lambda c: CentralParallel(c, {}), T, "CentralParallel: params is an empty dict"),
     (lambda c: Mesh(c, 0, 1, 1), V, "Mesh: data is 0; pass an int of at least 1"),
     (lambda c: Mesh(c, 1, -2, -1), V, "Mesh: pipeline is -2; pass"),
     (lambda c: Mesh(c, 1, 1, 2.0), V, "Mesh: tensor is 2.0; pass"),
