@@ -193,7 +193,9 @@ class ShardedParallel(Reducer[ShardedBucket]):
         """Yield the parameters of each layer, from the first to the last.
 
         In stage 3 the next layer is gathered while the caller computes.  All ranks must make the
-        loop.  The arrays are dropped with the end of a turn; do not write to them.
+        loop.  The arrays are dropped with the end of a turn; do not write to them.  A layer without
+        parameters, such as an activation, has no turn, neither here nor in `backward`: compute it
+        in the turn of a layer beside it.
 
         Returns:
             An iterator of dicts, name -> array.
@@ -203,11 +205,11 @@ class ShardedParallel(Reducer[ShardedBucket]):
 
         Example:
             >>> def program(comm):
-            ...     params = {"0.weight": np.ones(3), "1.weight": np.ones(2), "1.bias": np.zeros(2)}
-            ...     sharded = rr.train.ShardedParallel(comm, params, stage=3)
+            ...     params = {"0.weight": np.ones(3), "2.weight": np.ones(2), "2.bias": np.zeros(2)}
+            ...     sharded = rr.train.ShardedParallel(comm, params, stage=3)  # 1 is an activation
             ...     return [sorted(layer) for layer in sharded.forward()]
             >>> rr.spawn(program, 2)[0]
-            [['0.weight'], ['1.bias', '1.weight']]
+            [['0.weight'], ['2.bias', '2.weight']]
         """
         self._check_left()
         return self._loop(self._layers, reports=False)

@@ -373,6 +373,35 @@ def test_layers_have_the_parameters_of_rank_0_in_order(stage, ranks):
             assert all(same_bits(array, params(0)[name]) for name, array in layer.items())
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_layer_without_parameters_is_computed_in_the_turn_of_a_layer_beside_it(stage):
+    """The loss is the sum of tanh(x @ a) @ c; layer 1 is the tanh."""
+    given, x = params(3, {"0.a": (4, 3), "2.c": (3, 2)}), params(4, {"x": (5, 4)})["x"]
+
+    def program(comm):
+        sharded = ShardedParallel(comm, params(3, {"0.a": (4, 3), "2.c": (3, 2)}), stage=stage)
+        y = x
+        for layer in sharded.forward():
+            if "0.a" in layer:
+                y = hidden = np.tanh(y @ layer["0.a"])
+            else:
+                y = y @ layer["2.c"]
+        slope = np.ones_like(y)
+        for layer in sharded.backward():
+            if "2.c" in layer:
+                sharded.ready("2.c", hidden.T @ slope)
+                slope = slope @ layer["2.c"].T
+            else:
+                sharded.ready("0.a", x.T @ (slope * (1 - hidden**2)))
+        sharded.finish()
+        return sharded.gradients()
+
+    hidden, ones = np.tanh(x @ given["0.a"]), np.ones((5, 2))
+    slope = (ones @ given["2.c"].T) * (1 - hidden**2)
+    wanted = {"0.a": x.T @ slope, "2.c": hidden.T @ ones}
+    assert equal(rr.spawn(program, 2), [wanted] * 2)  # the mean of two equal numbers is exact
+
+
 def test_a_loop_that_all_ranks_leave_early_drops_its_layers():
     def program(comm):
         sharded = made(comm, 3)
