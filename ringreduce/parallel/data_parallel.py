@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.parallel.buckets import WholeBucket, cut
-from ringreduce.parallel.reducer import Reducer, agree
+from ringreduce.parallel.arrays import check_comm
+from ringreduce.parallel.buckets import WholeBucket, cut, module_of
+from ringreduce.parallel.mismatches import check_alike, check_arrays
+from ringreduce.parallel.reducer import Reducer, agree, checked_samples
 
 _IN_BUFFER: Any = object()
 """The gradient of a call of `ready` without one."""
@@ -187,3 +190,44 @@ class DataParallel(Reducer[WholeBucket]):
         """
         self._finish()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
+
+
+def average(comm: rr.Communicator, params: Mapping[str, Any], samples: float = 1) -> None:
+    """Overwrite arrays on all ranks with their mean over the ranks, by one fused all-reduce.
+
+    Args:
+        comm: the communicator of the ranks.
+        params: name -> array of floats; the same names, shapes and dtypes on all ranks.
+        samples: the weight of this rank's arrays, at least 0.  0: they are ignored, also NaN.
+
+    Raises:
+        TypeError: a parameter is no array of floats, or `samples` is no number.
+        ValueError: `samples` is negative, not finite, or 0 on all ranks: then all raise it.  Or a
+            parameter is read-only.
+        MismatchError: parameters differ.  All ranks raise it, and keep their arrays.
+
+    Example:
+        >>> def program(comm):
+        ...     params = {"w": np.array([4.0, 8.0]) * comm.rank}
+        ...     rr.train.average(comm, params, samples=3 - 2 * comm.rank)
+        ...     return params["w"]
+        >>> rr.spawn(program, 2)[0]
+        array([1., 2.])
+    """
+    check_comm("average", comm)
+    weight = checked_samples("average:", samples)
+    arrays = check_arrays("average", params)
+    xp = module_of(next(iter(arrays.values())))
+    names = zlib.crc32(repr(list(arrays)).encode()) % 2**16
+    addends = [xp.asarray([weight, names, names**2])]
+    for array in arrays.values():
+        dtype = "float32" if array.dtype.itemsize < 4 else array.dtype
+        addends.append(array.astype(dtype) * weight if weight else xp.zeros(array.shape, dtype))
+    head, *totals = comm.all_reduce(addends)
+    whole, once, squared = head.tolist()
+    if comm.size * squared != once**2:  # they are equal if all ranks have the same names
+        check_alike("average", comm, arrays)
+    if not whole:
+        raise ValueError("average: samples is 0 on all ranks; wanted more on at least one")
+    for array, total in zip(arrays.values(), totals, strict=True):
+        array[...] = total / whole

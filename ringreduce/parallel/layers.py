@@ -126,7 +126,7 @@ def backward_all(
 
 
 def cross_entropy(
-    logits: Array, labels: Array, count: int, xp: ModuleType = np
+    logits: Array, labels: Array, count: float, xp: ModuleType = np
 ) -> tuple[Array, Array]:
     """Return the softmax cross-entropy, summed over these samples and divided by `count`, 0-d.
 

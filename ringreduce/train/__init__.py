@@ -14,7 +14,7 @@ of any kind.
 from ringreduce.parallel.batch_norm import Normalised, batch_norm, batch_norm_backward
 from ringreduce.parallel.central_parallel import CentralParallel
 from ringreduce.parallel.clipping import clip, global_norm
-from ringreduce.parallel.data_parallel import DataParallel
+from ringreduce.parallel.data_parallel import DataParallel, average
 from ringreduce.parallel.equality import DriftError, check_equal
 from ringreduce.parallel.layers import Layer
 from ringreduce.parallel.mesh import Mesh
@@ -46,6 +46,7 @@ __all__ = [
     "StepTimes",
     "Trainer",
     "Watcher",
+    "average",
     "batch_norm",
     "batch_norm_backward",
     "check_equal",

@@ -6,7 +6,8 @@ up, and which rank updates which parameters, is the matter of the strategy, in a
 compute the same as one rank on the same global batch, up to the order of additions.
 
 Replicas have bitwise the same parameters.  This is proven every `check_every` steps, before each
-checkpoint, and at the end.
+checkpoint, and at the end.  Of replicas that step alone it holds where they meet: proofs, reports
+and checkpoints wait until then.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +24,11 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
+from ringreduce.parallel.data_parallel import average
 from ringreduce.parallel.equality import check_equal
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
-from ringreduce.train.journal import STRETCH, Journal, State, journal_arrays
+from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.settings import Settings
@@ -139,6 +142,8 @@ class Trainer:
         self._saved = -1
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
+        self._untold: list[Step] = []  # the journal has no room for them until ranks meet
+        self._met = True  # in the last step
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
         """Samples of a global batch -> number of the first step with so many, which may compile."""
@@ -293,16 +298,20 @@ class Trainer:
             self._report_steps(watchers)
         if journal.epochs < course.epochs(made):
             self._end_epoch(watchers)
+        saves = checks = False
         while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
             with np.errstate(over="ignore", invalid="ignore"):
                 self._make_step()
             made = self.store.step
             ends = course.ends_epoch(made - 1)
-            saves = save is not None and (
+            saves |= save is not None and (
                 made == self.steps or (made % save_every == 0 if save_every else ends)
             )
-            checks = every > 0 and made % every == 0
+            checks |= every > 0 and made % every == 0
+            if not self._met:  # what is due waits until ranks meet
+                self._untold += journal.take() if journal.is_full else []
+                continue
             if ends or saves or checks or journal.is_full:
                 self._report_steps(watchers)
             if saves or checks:
@@ -312,6 +321,7 @@ class Trainer:
                 self._end_epoch(watchers)
             if saves:
                 self._save(save)
+            saves = checks = False
         self._part.check_equal()
         self._check_finite()
         if self._saved != made:
@@ -443,14 +453,20 @@ class Trainer:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
         # In every step: after a loss of ranks nobody has their shares of the losses.
-        loss = float(self.comm.all_reduce(self._loss, out=self._loss).sum())
+        if not part.every:
+            self.comm.all_reduce(self._loss, out=self._loss)
+        loss = float(self._loss.sum())
         lr = course.learning_rate(number)
-        # One rank makes the same calls, and communicates with nobody.
-        communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
         with self.store.update():
             part.update(lr, number)
             part.average_statistics(number)
+            in_epoch, every = course.number_in_epoch(number) + 1, part.every or 1
+            self._met = in_epoch % every == 0 or course.ends_epoch(number)
+            if self._met:
+                part.meet()
+            # One rank makes the same calls, and communicates with nobody.
+            communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
             self._journal.record(loss, lr, len(batch), times, counts)
@@ -459,8 +475,12 @@ class Trainer:
         return step_s
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
-        """Report the steps since the last call."""
-        reported = self._journal.take()
+        """Report the steps since the last call.  Collective if ranks step alone."""
+        reported, self._untold = [*self._untold, *self._journal.take()], []
+        if self._part.every:
+            losses = np.array([step.loss for step in reported])
+            average(self.comm, {"of steps": losses, "of the epoch": self.store[PROGRESS]})
+            reported = [replace(s, loss=x) for s, x in zip(reported, losses.tolist(), strict=True)]
         self._steps_of_epoch += reported
         bad = next((i for i, step in enumerate(reported) if not math.isfinite(step.loss)), None)
         for watcher in watchers:

@@ -294,7 +294,7 @@ def step(
     network: Sequence[Affine],
     x: Array,
     labels: Array,
-    count: int,
+    count: float,
     into: Mapping[str, Array],
     xp: ModuleType = np,
 ) -> tuple[Array, list[Kept], Iterator[tuple[str, Array]]]:

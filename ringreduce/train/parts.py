@@ -17,8 +17,9 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.parallel import sampler
 from ringreduce.parallel.clipping import clip, global_norm
-from ringreduce.parallel.data_parallel import DataParallel
+from ringreduce.parallel.data_parallel import DataParallel, average
 from ringreduce.parallel.equality import check_equal, on_host
+from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.stages import activation_bytes
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.settings import Settings
@@ -120,6 +121,8 @@ class Part(ABC):
 
     losses = 1
     """The number of losses that `gradients` returns."""
+    every = 0
+    """Steps from one call of `meet` to the next.  0: ranks communicate in every step."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -170,6 +173,9 @@ class Part(ABC):
     @abstractmethod
     def update(self, lr: float, step: int) -> None:
         """Make the optimizer's step on this rank's parameters, inside an update of the store."""
+
+    def meet(self) -> None:  # noqa: B027  # most parts have no weights of their own
+        """Average what this rank has changed alone, inside an update of the store.  Collective."""
 
     def clip(self, longest: float) -> None:
         """Scale the gradients down if their norm over all ranks is larger than `longest`."""
@@ -371,6 +377,45 @@ class Replica(WholeModel):
     @property
     def sent_bytes(self) -> int:
         return self.dp.sent_bytes + self._normalising.sent_bytes
+
+
+class LocalReplica(Replica):
+    """A replica that steps alone; every few steps the replicas average their weights."""
+
+    def __init__(self, run: Run, every: int) -> None:
+        super().__init__(run)
+        self.every = every
+        self._before: dict[str, Any] = {}  # weights of the last average, if a wire sends changes
+
+    def gradients(self, x: Any, labels: Any, count: int) -> float:
+        """Compute this rank's loss and gradients: its shares, times the number of ranks."""
+        if self.run.settings.wire != "none" and not self._before:
+            self._before = {name: array.copy() for name, array in self.whole().items()}
+        self.dp.times = StepTimes(0.0, 0.0)
+        buffers = {name: self.dp.buffer(name) for name in self._parameters}
+        own = count / self.run.comm.size
+        loss, kept, gradients = mlp.step(self._network, x, labels, own, buffers, self.run.xp)
+        self._hold(len(x), (kept, self._before))
+        self._reduced = dict(gradients)
+        return float(loss)
+
+    def meet(self) -> None:
+        for name, array in reversed(self.whole().items()):
+            self.dp.ready(name, array - self._before.get(name, 0))
+        for name, total in self.dp.finish().items():
+            self._arrays[name][...] = self._before.get(name, 0) + total / self.run.comm.size
+        self._before = {}
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.dp.sent_bytes // self.every
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As `Part.arrays`, with the means of the optimizer's arrays over the ranks."""
+        found = super().arrays()
+        slots = {name: array.copy() for name, array in found.items() if "/" in name}
+        average(self.run.comm, slots)
+        return found | slots
 
 
 def of_running(running: Arrays) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Result:
     exposed_s: float
     """Mean exposed communication of a step."""
     sent_bytes: int = 0
-    """Bytes of data that this rank sends in a step, at most; 0 without steps."""
+    """Bytes that this rank sends in a step, at most (`LocalSGD`: on average); 0 without steps."""
     held_bytes: int = 0
     """The most bytes that this rank held: of parameters, gradients, the optimizer's arrays, buffers
     and activations."""

@@ -1,11 +1,11 @@
-"""Strategies of synchronous training, by name.
+"""Strategies of training, by name.
 
 A strategy answers three questions: where parameters and the optimizer's arrays are, how gradients
 meet, and when.  Each is a frozen value, for `ringreduce.train.train`::
 
     result = rr.train.train(comm, split, settings, strategy=strategies.Zero(stage=2))
 
-All strategies compute what one process computes with the same batches, up to rounding.
+All but `LocalSGD` compute what one process computes with the same batches, up to rounding.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ringreduce.train import sharded_part
 from ringreduce.train.divided_part import Divided
 from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
-from ringreduce.train.parts import Part, Replica, Run
+from ringreduce.train.parts import LocalReplica, Part, Replica, Run
 from ringreduce.train.settings import Settings, setting
 
 __all__ = [
     "TPU",
     "CentralStorage",
     "Hybrid",
+    "LocalSGD",
     "Mirrored",
     "MultiWorkerMirrored",
     "OneDevice",
@@ -561,6 +562,35 @@ class TPU(Strategy):
         return JaxReplica(run)
 
 
+@dataclass(frozen=True)
+class LocalSGD(Strategy):
+    """Replicas step alone; every few steps, and after each epoch, they average their weights.
+
+    A replica's gradient is the number of ranks times its share of the batch's mean.  Ranks keep
+    their own arrays of the optimizer; a checkpoint, made at an average, has the means.
+
+    Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019.
+
+    Example:
+        >>> rr.train.strategies.LocalSGD(every=4).name
+        'local_sgd'
+    """
+
+    where: ClassVar[str] = "all on every rank, weights of its own between averages"
+    how: ClassVar[str] = "not at all: all-reduce of weights"
+    when: ClassVar[str] = "every few steps, and at the end of an epoch"
+    without: ClassVar[tuple[str, ...]] = ("batch_norm", "clip", "batch_shards")
+
+    every: int = _count(8, "steps from one average of the weights to the next")
+
+    def check_device(self, device: str) -> None:
+        if device != "cpu":
+            raise ValueError(f"device {device} cannot be combined with strategy {self.name}")
+
+    def part(self, run: Run) -> Part:
+        return LocalReplica(run, self.every)
+
+
 # --- names and defaults ---------------------------------------------------------------------------
 
 
@@ -648,8 +678,8 @@ def check_whole_model(strategy: Strategy, device: str, what: str) -> None:
     if not strategy.has_whole_model:
         *names, last = (name for name, kind in STRATEGIES.items() if kind.has_whole_model)
         raise ValueError(
-            f"strategy {strategy.name} divides the model or keeps it elsewhere; {what} with "
-            f"strategies {', '.join(names)} and {last}"
+            f"strategy {strategy.name} divides the model, keeps it elsewhere or lets it differ; "
+            f"{what} with strategies {', '.join(names)} and {last}"
         )
     if device != "cpu":
         raise ValueError(f"device is {device}; {what} with arrays on the cpu")
