@@ -129,6 +129,7 @@ _FIRST = {
         _WORK,
     ),
     "given-up-but-still-coming": ("tests/calls/test_faults.py",),
+    "weights-of-averages": ("tests/parallel/test_averages.py",),
 }
 """Where to look for a bug first and only, if not in `QUICK`."""
 _OTHERS = sorted({name for suite in (*_BY_FILE.values(), *_FIRST.values()) for name in suite})

@@ -550,6 +550,13 @@ MUTATIONS = [
         "return self.has_batch",
         "A rank without batches leaves the loop of join while others have batches.",
     ),
+    Mutation(
+        "weights-of-averages",
+        "parallel/data_parallel.py",
+        "array.astype(dtype) * weight if",
+        "array.astype(dtype) if",
+        "An average counts the arrays of all ranks alike, and divides by the samples of all.",
+    ),
     # --- sharded state ---
     Mutation(
         "rows-as-long-as-the-first-shard",

@@ -22,6 +22,7 @@ from ringreduce.train.strategies import (
     STRATEGIES,
     CentralStorage,
     Hybrid,
+    LocalSGD,
     Mirrored,
     MultiWorkerMirrored,
     OneDevice,
@@ -474,11 +475,13 @@ def test_a_run_leaves_no_thread():
 def test_names_are_the_classes_in_snake_case():
     assert list(STRATEGIES) == [
         *("one_device", "mirrored", "multi_worker_mirrored", "central_storage", "zero"),
-        *("pipeline", "tensor", "hybrid", "tpu"),
+        *("pipeline", "tensor", "hybrid", "tpu", "local_sgd"),
     ]
 
 
-@pytest.mark.parametrize("strategy", [*(each for each, _ in OTHERS), Hybrid(2, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [*(each for each, _ in OTHERS), Hybrid(2, 2, 1), LocalSGD(3)], ids=str
+)
 def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
     plain = to_plain(strategy)
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
@@ -514,6 +517,12 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
             "splits is 3, no multiple of the 2 ranks; choose 2 or 4",
         ),
         ("-n 2 --strategy pipeline --splits 40", "splits is 40; a batch has 32 samples"),
+        ("--strategy local_sgd --every 0", "every is 0; wanted a whole number of at least 1"),
+        ("--strategy mirrored --every 2", "every is an option of strategy local_sgd; strategy is"),
+        ("--strategy local_sgd --batch-norm", "batch_norm cannot be combined with strategy local"),
+        ("--strategy local_sgd --clip 1", "clip cannot be combined with strategy local_sgd"),
+        ("--strategy local_sgd --batch-shards 4", "batch_shards cannot be combined with strategy"),
+        ("--strategy local_sgd --device cuda", "device cuda cannot be combined with strategy loc"),
     ],
 )
 def test_options_and_ranks_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
