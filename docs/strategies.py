@@ -537,6 +537,41 @@ def _rounds() -> list[dict[int, float]]:
     return rounds
 
 
+# --- averages of weights --------------------------------------------------------------------------
+
+_EVERY, _STEPS = 4, 8
+"""Steps from one average to the next, and steps of a rank."""
+
+
+def local_sgd() -> str:
+    """Return the same steps with an all-reduce in every step, and in every fourth."""
+    fills = [Sample(TINTS[0], "step"), Sample(TINTS[1], "all-reduce, of gradients or of weights")]
+    facts = f"{_RANKS} ranks · a step takes 2, every fourth step of a rank 3 · an all-reduce 1"
+    charts = []
+    for words, every in ("all-reduce in every step", 1), (f"average every {_EVERY} steps", _EVERY):
+        bars = _steps(every, [sample.colour for sample in fills])
+        lanes = [Lane(f"rank {rank}", of_rank) for rank, of_rank in enumerate(bars)]
+        charts.append(LaneChart(f"{words}: time {bars[0][-1].end:g}", facts, lanes, arrows=[]))
+    return draw_lanes(charts, fills, arrows=[])
+
+
+def _steps(every: int, colours: Sequence[str]) -> list[list[Action]]:
+    """Return the bars of each rank; an all-reduce begins when the last rank is there."""
+    bars: list[list[Action]] = [[] for _ in range(_RANKS)]
+    for step in range(_STEPS):
+        for rank, of_rank in enumerate(bars):
+            begin = of_rank[-1].end if of_rank else 0.0
+            end = begin + (3 if step % _RANKS == rank else 2)
+            words = f"step {step}, from {begin:g} to {end:g}"
+            of_rank.append(Action(begin, end, str(step), colours[0], words))
+        if (step + 1) % every == 0:
+            begin = max(of_rank[-1].end for of_rank in bars)
+            words = f"all-reduce, from {begin:g} to {begin + 1:g}"
+            for of_rank in bars:
+                of_rank.append(Action(begin, begin + 1, "a", colours[1], words))
+    return bars
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "strategy-one-device": one_device,
     "strategy-mirrored": mirrored,
@@ -548,6 +583,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "strategy-hybrid": mesh,
     "strategy-memory": memory,
     "strategy-search": search,
+    "strategy-local-sgd": local_sgd,
 }
 
 

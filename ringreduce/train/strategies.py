@@ -576,8 +576,8 @@ class LocalSGD(Strategy):
         'local_sgd'
     """
 
-    where: ClassVar[str] = "all on every rank, weights of its own between averages"
-    how: ClassVar[str] = "not at all: all-reduce of weights"
+    where: ClassVar[str] = "all on every rank; they differ between averages"
+    how: ClassVar[str] = "not at all: an all-reduce averages weights"
     when: ClassVar[str] = "every few steps, and at the end of an epoch"
     without: ClassVar[tuple[str, ...]] = ("batch_norm", "clip", "batch_shards")
 
