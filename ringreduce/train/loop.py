@@ -6,8 +6,7 @@ up, and which rank updates which parameters, is the matter of the strategy, in a
 compute the same as one rank on the same global batch, up to the order of additions.
 
 Replicas have bitwise the same parameters.  This is proven every `check_every` steps, before each
-checkpoint, and at the end.  Of replicas that step alone it holds where they meet: proofs, reports
-and checkpoints wait until then.
+checkpoint, and at the end.  If replicas step alone, proofs and checkpoints wait until they meet.
 """
 
 from __future__ import annotations
@@ -143,7 +142,6 @@ class Trainer:
         """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
         self._untold: list[Step] = []  # the journal has no room for them until ranks meet
-        self._met = True  # in the last step
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
         """Samples of a global batch -> number of the first step with so many, which may compile."""

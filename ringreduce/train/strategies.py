@@ -118,7 +118,7 @@ class Strategy:
     when: ClassVar[str] = "every step"
     """When gradients meet."""
     has_whole_model: ClassVar[bool] = False
-    """Whether each rank has the whole model, in arrays of NumPy or CuPy."""
+    """Whether each rank has the same whole model after a step, in arrays of NumPy or CuPy."""
     on_nodes: ClassVar[str] = ""
     """What to choose in its place on several nodes; "": it can be used there."""
     without: ClassVar[tuple[str, ...]] = ()
@@ -677,9 +677,10 @@ def check_whole_model(strategy: Strategy, device: str, what: str) -> None:
     """Raise ValueError unless each rank has the whole model in NumPy's arrays, as `what` needs."""
     if not strategy.has_whole_model:
         *names, last = (name for name, kind in STRATEGIES.items() if kind.has_whole_model)
+        said = "divides the model or keeps it elsewhere"
+        said = "lets replicas differ" if isinstance(strategy, LocalSGD) else said
         raise ValueError(
-            f"strategy {strategy.name} divides the model, keeps it elsewhere or lets it differ; "
-            f"{what} with strategies {', '.join(names)} and {last}"
+            f"strategy {strategy.name} {said}; {what} with strategies {', '.join(names)} and {last}"
         )
     if device != "cpu":
         raise ValueError(f"device is {device}; {what} with arrays on the cpu")
