@@ -75,7 +75,7 @@ def agree(
     return params
 
 
-def _samples(where: str, value: Any) -> float:
+def samples_of(where: str, value: Any) -> float:
     """Return a number of samples.  Raises TypeError or ValueError, which begins with `where`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{where} {shown(value)} samples; wanted a number")
@@ -159,7 +159,7 @@ class Reducer(Generic[B]):
             array([1.])
         """
         self._check_left()
-        weight = _samples("weigh:", samples)
+        weight = samples_of("weigh:", samples)
         if self._op == "sum":
             raise ValueError("weigh: gradients that are summed count as they are")
         if self._joined is not None:
@@ -315,7 +315,7 @@ class Reducer(Generic[B]):
                 number += 1
                 batch = next(batches, _NO_BATCH)
                 has_batch = batch is not _NO_BATCH
-                count = _samples("join: a batch has", samples(batch)) if has_batch else 0.0
+                count = samples_of("join: a batch has", samples(batch)) if has_batch else 0.0
                 turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
                 self._joined = turn
                 if not has_batch and not self._anyone(turn):
