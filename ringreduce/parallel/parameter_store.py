@@ -29,13 +29,12 @@ from ringreduce.parallel.store_messages import (
     REPLY,
     REQUEST,
     SLOTS,
-    Field,
-    Head,
     Kind,
     Shard,
     StoreStats,
     Views,
     place,
+    write,
 )
 from ringreduce.parallel.store_server import Server, Update
 from ringreduce.parallel.together import gather_words
@@ -134,8 +133,7 @@ class ParameterStore:
         self._comm, self._params, self._slots = comm, params, tuple(slots)
         self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
         self.placement = place({name: array.size for name, array in params.items()}, servers)
-        dtypes = {name: array.dtype for name, array in params.items()}
-        self._shards = [Shard(n, self.placement, dtypes, comm.size) for n in range(servers)]
+        self._shards = [Shard(n, self.placement, params, comm.size) for n in range(servers)]
         self._server: Server | None = None
         self._links: list[_Link] = []
         if self.is_server:
@@ -143,30 +141,24 @@ class ParameterStore:
             rule = staleness, backup_workers
             self._server = Server(comm, shard, update, self._slots, servers, *rule)
         else:
-            self._links = [_Link(comm, self.workers + s.server, s) for s in self._shards]
+            self._links = [_Link(comm, self.workers + n, s) for n, s in enumerate(self._shards)]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
-        self._head, self._reply = Head(comm.size), Head(comm.size)
+        self._head, self._reply = (np.zeros(1, self._shards[0].head) for _ in range(2))
         self._pushes = self._discarded = self._sent_bytes = 0
         self._staleness = Counter[int]()
         self._waited_s = 0.0
         self._lost: tuple[int, ...] = ()
-        self._is_unsettled = self._closed = False
-        """Unsettled: this worker does not know what has become of its last push."""
-        self._turn: int | None = None
-        """The number of the present turn in the loop of `steps`."""
-        self._has_pushed = False
-        """Whether a push was made in this turn."""
+        self._closed = False
+        self._is_settled = True
+        """Whether this worker knows what has become of its last push."""
+        self._turn, self._has_pushed = -1, False
+        """The number of the present turn of `steps`, and whether the turn has made its push."""
         self._meeting = 0
         self._left: Exception | None = None
-        """The next call raises it: the loop of `steps` was left too early."""
-        self.share = 0.0
-        """A number that goes with the next push.
-
-        :meta private:
-        """
-        self.total = 0.0
-        """The sum of `share` over the applied pushes of the last loop of `steps`.
+        """The next call raises it: a loop of `steps` was left too early."""
+        self.share = self.total = 0.0
+        """`share` goes with the next push.  `total` is the sum over the last loop of `steps`.
 
         :meta private:
         """
@@ -257,29 +249,26 @@ class ParameterStore:
             ['velocity/w', 'w']
         """
         self._check_worker("pull")
+        only = len(self._links) == 1  # then one request is enough
+        if not only:
+            self._ask(Kind.PULL)
         with self._waits():
-            if len(self._links) > 1:
-                self._ask(Kind.PULL)
-            works = []
-            if slots:
-                works += [link.receive_slots(len(self._slots)) for link in self._links]
-            kind = Kind.FETCH if len(self._links) > 1 else Kind.PULL
-            self._head.write(kind, {Field.RANK: self._comm.rank, Field.SLOTS: slots})
-            if len(self._links) == 1:  # these calls have compiled entries
-                self._send(self._head.numbers, self._links[0].rank, REQUEST)
+            write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
+            works = [link.receive_slots(len(self._slots)) for link in self._links if slots]
+            if only:  # these calls have compiled entries
+                self._send(REQUEST, self._links[0])
                 self._comm.recv(self._links[0].answer, self._links[0].rank, DATA)
             else:
                 works += [link.receive() for link in self._links]
-                works += self._begin_sends(False)
+                works += self._begin_sends()
             for work in works:
                 work.wait()
-        self._settle_by([link.head for link in self._links])
+        self._settle_by([link.head[0] for link in self._links])
         found = dict(self._pulled.update())
-        if slots:
-            for n, slot in enumerate(self._slots):
-                views = [link.slots_of(n) for link in self._links]
-                arrays = _Whole(self._params, self.placement, views).update()
-                found |= {f"{slot}/{name}": array for name, array in arrays.items()}
+        for n, slot in enumerate(self._slots if slots else ()):
+            views = [link.slots_of(n) for link in self._links]
+            arrays = _Whole(self._params, self.placement, views).update()
+            found |= {f"{slot}/{name}": array for name, array in arrays.items()}
         return found
 
     def push(self, gradients: Mapping[str, Any], samples: float = 1) -> None:
@@ -310,26 +299,27 @@ class ParameterStore:
             [-1.0, None]
         """
         self._check_worker("push")
-        if self._turn is not None and self._has_pushed:
+        if self._turn >= 0 and self._has_pushed:
             raise ValueError(f"push: this is the second push in the turn of number {self._turn}")
         weight = samples_of("push:", samples)
-        self._copy(gradients)
-        self._settle()
+        arrays = self._checked(gradients)
+        self._settle()  # the messages are free then
+        for link in self._links:
+            for name, piece in link.gradients.items():
+                piece[...] = arrays[name].reshape(-1)[link.shard.pieces[name]]
         self._pushes += 1
-        fields = {Field.RANK: self._comm.rank, Field.PUSH: self._pushes, Field.SAMPLES: weight}
-        fields |= {Field.NUMBER: -1 if self._turn is None else self._turn}
-        fields |= {Field.MEETING: self._meeting, Field.SHARE: self.share}
-        self._head.write(Kind.PUSH, fields)
+        about = {"push": self._pushes, "number": self._turn, "meeting": self._meeting}
+        write(self._head, kind=Kind.PUSH, samples=weight, share=self.share, **about)
         with self._waits():
-            if len(self._links) == 1:
-                self._send(self._head.numbers, self._links[0].rank, REQUEST)
-                self._send(self._links[0].pushed, self._links[0].rank, DATA)
+            if len(self._links) == 1:  # these calls have compiled entries
+                self._send(REQUEST, self._links[0])
+                self._send(DATA, self._links[0])
             else:
-                for work in self._begin_sends(True):
+                for work in self._begin_sends(DATA):
                     work.wait()
-                self._head.write(Kind.PUSHED, fields)
-                self._send(self._head.numbers, self._links[0].rank, REQUEST)
-        self._is_unsettled = self._has_pushed = True
+                self._head["kind"] = Kind.PUSHED
+                self._send(REQUEST, self._links[0])
+        self._is_settled, self._has_pushed = False, True
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield numbers from 0 to `count` - 1, each to one worker, the one that is ready first.
@@ -405,33 +395,29 @@ class ParameterStore:
 
     def _turns(self, count: int) -> Iterator[int]:
         while True:
-            with self._waits():
-                reply = self._ask(Kind.NUMBER, {Field.NUMBER: count})
-            number, self._meeting = reply[Field.NUMBER], reply[Field.MEETING]
-            self.total = float(reply.numbers[Field.SHARE])
+            reply = self._ask(Kind.NUMBER, count=count)
+            number, self._meeting = int(reply["number"]), int(reply["meeting"])
+            self.total = float(reply["share"])
             if number < 0:
                 return
             self._turn, self._has_pushed = number, False
             try:
                 yield number
             except GeneratorExit:
-                self._left = ValueError(
-                    f"steps: the loop was left in the turn of number {number}; let it go on until "
-                    "it ends"
-                )
+                self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
                 self._break()
                 raise
             if not self._has_pushed:
                 self._break()
                 raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
-            self._turn = None
+            self._turn = -1
 
     def _break(self) -> None:
         """Give the number of the present turn back."""
-        self._turn = None
+        self._turn = -1
         if not self._closed:
-            self._head.write(Kind.BREAK, {Field.RANK: self._comm.rank})
-            self._send(self._head.numbers, self._links[0].rank, REQUEST)
+            write(self._head, kind=Kind.BREAK)
+            self._send(REQUEST, self._links[0])
 
     def _check_worker(self, where: str) -> None:
         if self.is_server:
@@ -442,8 +428,8 @@ class ParameterStore:
             error, self._left = self._left, None
             raise error
 
-    def _copy(self, gradients: Mapping[str, Any]) -> None:
-        """Copy gradients to the buffers of a push.  Raises ValueError before it copies any."""
+    def _checked(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return gradients as arrays.  Raises ValueError, which names a variable."""
         for name in gradients:
             if name not in self._params:
                 meant = did_you_mean(str(name), self._params)
@@ -459,120 +445,105 @@ class ParameterStore:
                     f"push: the gradient of {name!r} is {array.dtype}{list(array.shape)}; wanted "
                     f"{like.dtype}{list(like.shape)}"
                 )
-            arrays[name] = array.reshape(-1)
-        self._settle()  # the buffers are free then
-        for link in self._links:
-            for name, piece in link.gradients.items():
-                piece[...] = arrays[name][link.shard.pieces[name]]
+            arrays[name] = array
+        return arrays
 
     def _settle(self) -> None:
         """Wait until it is known what has become of the last push."""
-        if self._is_unsettled:
-            with self._waits():
-                heads = [self._ask(Kind.SETTLE, link=link).copy() for link in self._links]
-            self._settle_by(heads)
+        if not self._is_settled:
+            self._settle_by([self._ask(Kind.SETTLE, link).copy() for link in self._links])
 
-    def _settle_by(self, heads: Sequence[Head]) -> None:
+    def _settle_by(self, heads: Sequence[Any]) -> None:
         """Count the last push, of which the heads of replies tell."""
         for head in heads:
-            self._check_reply(head)
-        self._lost = heads[0].lost
-        if self._is_unsettled:
-            if heads[0][Field.STALENESS] < 0:
-                self._discarded += 1
-            else:
-                self._staleness[max(head[Field.STALENESS] for head in heads)] += 1
-        self._is_unsettled = False
+            self._check(head)
+        self._lost = tuple(np.flatnonzero(heads[0]["ranks"]).tolist())
+        if not self._is_settled and heads[0]["staleness"] < 0:
+            self._discarded += 1
+        elif not self._is_settled:
+            self._staleness[max(int(head["staleness"]) for head in heads)] += 1
+        self._is_settled = True
 
-    def _ask(
-        self, kind: Kind, fields: Mapping[Field, float] | None = None, link: _Link | None = None
-    ) -> Head:
-        """Send a request to a server, by default the deciding one; return its short reply."""
-        rank = (link or self._links[0]).rank
-        self._head.write(kind, {Field.RANK: self._comm.rank, **(fields or {})})
-        self._send(self._head.numbers, rank, REQUEST)
-        self._comm.recv(self._reply.numbers, rank, REPLY)
-        self._check_reply(self._reply)
-        return self._reply
+    def _ask(self, kind: Kind, link: _Link | None = None, **values: Any) -> Any:
+        """Send a request to a server, by default the deciding one; return the head of its reply."""
+        link = link or self._links[0]
+        write(self._head, kind=kind, **values)
+        with self._waits():
+            self._send(REQUEST, link)
+            self._comm.recv(self._reply.view(np.uint8), link.rank, REPLY)
+        self._check(self._reply[0])
+        return self._reply[0]
 
-    def _check_reply(self, head: Head) -> None:
-        if head[Field.KIND] == Kind.LOST:
-            raise self._lost_error(head[Field.RANK])
-        if head[Field.KIND] == Kind.DIFFERENT:
+    def _check(self, head: Any) -> None:
+        """Raise the error that a reply tells of."""
+        if head["kind"] == Kind.LOST:
+            raise self._lost_error(int(head["rank"]))
+        if head["kind"] == Kind.DIFFERENT:
             raise rr.MismatchError(
-                f"steps: rank {head[Field.OTHER_RANK]} passes {head[Field.OTHER_COUNT]} where rank "
-                f"{head[Field.RANK]} passes {head[Field.NUMBER]}; every worker must pass the same "
-                "count"
+                f"steps: rank {head['other']} passes {head['count']} where rank {head['rank']} "
+                f"passes {head['number']}; every worker must pass the same count"
             )
 
-    def _begin_sends(self, pushes: bool) -> list[rr.Work[None]]:
-        """Begin to send the head to all servers, with gradients if this worker `pushes`.
+    def _begin_sends(self, *more: int) -> list[rr.Work[Any]]:
+        """Begin to send the head to all servers, with gradients if `more` is DATA.
 
         Workers begin with different servers.
         """
         first = self._comm.rank % len(self._links)
-        works = []
-        for link in self._links[first:] + self._links[:first]:
-            works.append(self._comm.send(self._head.numbers, link.rank, REQUEST, async_op=True))
-            if pushes and link.gradients:
-                works.append(self._comm.send(link.pushed, link.rank, DATA, async_op=True))
-                self._sent_bytes += link.pushed.nbytes
-        return works
+        links = self._links[first:] + self._links[:first]
+        return [self._send(tag, link, True) for link in links for tag in (REQUEST, *more)]
 
-    def _send(self, array: np.ndarray, rank: int, tag: int) -> None:
-        self._comm.send(array, rank, tag)
-        self._sent_bytes += array.nbytes
+    def _send(self, tag: int, link: _Link, async_op: bool = False) -> Any:
+        message = self._head.view(np.uint8) if tag == REQUEST else link.pushed
+        self._sent_bytes += message.nbytes
+        return self._comm.send(message, link.rank, tag, async_op=async_op)
 
     @contextmanager
     def _waits(self) -> Iterator[None]:
-        """Measure the time in which this worker waits; name the server that is lost."""
+        """Measure the time in which this worker waits; let the error name what is lost."""
         begin = time.perf_counter()
         try:
             yield
         except rr.PeerLostError as error:
-            if "server" in str(error):
-                raise
-            raise self._lost_error(error.ranks[0]) from error
+            raise self._lost_error(*error.ranks) from error
         finally:
             self._waited_s += time.perf_counter() - begin
 
     def _lost_error(self, rank: int) -> rr.PeerLostError:
         names = ", ".join(map(repr, self._shards[rank - self.workers].pieces)) or "no variable"
+        self._lost = tuple(sorted({*self._lost, rank}))
         text = f"rank {rank}, a server, is lost, and with it its part of {names}"
-        self._lost = tuple({*self._lost, rank})
         return rr.PeerLostError(text, (rank,))
 
     def _close(self) -> None:
         """Tell the servers that this worker takes part no more."""
         self._closed = True
-        self._head.write(Kind.CLOSE, {Field.RANK: self._comm.rank})
+        write(self._head, kind=Kind.CLOSE)
         for link in self._links:
             with suppress(rr.RingReduceError):
-                self._comm.send(self._head.numbers, link.rank, REQUEST)
+                self._send(REQUEST, link)
 
 
 class _Link:
-    """A worker's buffers for one server."""
+    """A worker's messages to and from one server."""
 
     def __init__(self, comm: rr.Communicator, rank: int, shard: Shard) -> None:
         self._comm, self.rank, self.shard = comm, rank, shard
         self.pushed, self.answer = (comm.empty((shard.nbytes,), np.uint8) for _ in range(2))
         self.gradients, self.pulled = shard.views(self.pushed), shard.views(self.answer)
-        self.head = Head(comm.size, self.answer)
-        self._slots = np.empty(0, np.uint8)
+        self.head = shard.head_in(self.answer)
+        self._slots = np.empty((0, 0), np.uint8)
 
     @property
     def nbytes(self) -> int:
         return self.pushed.nbytes + self.answer.nbytes + self._slots.nbytes
 
-    def receive(self) -> rr.Work[Any]:
-        work: rr.Work[Any] = self._comm.recv(self.answer, self.rank, DATA, async_op=True)
-        return work
+    def receive(self) -> Any:
+        return self._comm.recv(self.answer, self.rank, DATA, async_op=True)
 
-    def receive_slots(self, count: int) -> rr.Work[Any]:
+    def receive_slots(self, count: int) -> Any:
         self._slots = np.empty((count, self.shard.nbytes), np.uint8)
-        work: rr.Work[Any] = self._comm.recv(self._slots, self.rank, SLOTS, async_op=True)
-        return work
+        return self._comm.recv(self._slots, self.rank, SLOTS, async_op=True)
 
     def slots_of(self, number: int) -> Views:
         return self.shard.views(self._slots[number])

@@ -1,10 +1,10 @@
-"""Messages of a `ParameterStore`: where variables lie, and what a request and its reply contain."""
+"""What a `ParameterStore` sends: the heads of requests and replies, and pieces of variables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, auto
 from typing import Any
 
 import numpy as np
@@ -22,53 +22,34 @@ Views = dict[str, np.ndarray]
 class Kind(IntEnum):
     """What a head asks for, or answers."""
 
-    PUSH = 1
-    """Gradients follow.  Where there are several servers, `PUSHED` comes after them."""
-    PUSHED = 2
-    """All servers have received the last push."""
-    PULL = 3
-    """May this worker go on?  The only server answers by its parameters."""
-    SETTLE = 4
-    """What has become of the last push?"""
-    FETCH = 5
-    """Send the parameters, and what has become of the last push."""
-    NUMBER = 6
-    """Deal the next number."""
-    BREAK = 7
-    """The worker has left the loop of `steps`; its number is free."""
-    CLOSE = 8
-    DECIDED = 9
-    """From the deciding server: pushes to apply, or to drop, follow."""
-    DONE = 10
-    """A reply."""
-    LOST = 11
-    """A reply: a server is lost."""
-    DIFFERENT = 12
-    """A reply: workers have called `steps` with different counts."""
+    PUSH = auto()  # gradients follow
+    PUSHED = auto()  # all servers have received them; not sent to the only server
+    PULL = auto()  # may this worker go on?  The only server answers by its parameters
+    SETTLE = auto()  # what has become of the last push?
+    FETCH = auto()  # the parameters, now
+    NUMBER = auto()  # the next number of `steps`
+    BREAK = auto()  # the worker has left the loop of `steps`
+    CLOSE = auto()
+    APPLY = auto()  # to other servers: the pushes of these workers are an update
+    DROP = auto()
+    DONE = auto()  # a reply
+    LOST = auto()  # a reply: server `rank` is lost
+    DIFFERENT = auto()  # a reply: `rank` calls `steps` with `number`, `other` with `count`
 
 
-class Field(IntEnum):
-    """Place of a number in a head.  The last places tell of each rank whether it is lost."""
+def head_of(ranks: int) -> np.dtype[Any]:
+    """Return the dtype of a head in a job of this many ranks."""
+    whole = ("kind", "rank", "push", "number", "meeting", "staleness", "slots", "other", "count")
+    fields: list[Any] = [(name, np.int64) for name in whole]
+    fields += [(name, np.float64) for name in ("samples", "share")]
+    return np.dtype([*fields, ("ranks", np.bool_, (ranks,))])
 
-    KIND = 0
-    RANK = 1
-    """The sender; in a reply about counts, or a lost server, the rank that it is about."""
-    PUSH = 2
-    """The number of the worker's last push, from 1."""
-    NUMBER = 3
-    """The number of `steps`, or its count; -1: none."""
-    MEETING = 4
-    """How many loops of `steps` the worker has begun."""
-    SAMPLES = 5
-    SHARE = 6
-    """A number that the deciding server adds up over the pushes that it applies."""
-    STALENESS = 7
-    """Of the last push on this server; -1: it was dropped."""
-    SLOTS = 8
-    """Whether the slots are wanted, too."""
-    OTHER_RANK = 9
-    OTHER_COUNT = 10
-    LOST = 11
+
+def write(head: np.ndarray, **values: Any) -> None:
+    """Write the fields of a head; the others are 0."""
+    head[...] = np.zeros((), head.dtype)
+    for name, value in values.items():
+        head[name] = value
 
 
 @dataclass(frozen=True)
@@ -76,7 +57,7 @@ class StoreStats:
     """What a rank of a `ParameterStore` has done so far.
 
     Example:
-        >>> StoreStats().pushes
+        >>> rr.train.StoreStats().pushes
         0
     """
 
@@ -91,66 +72,36 @@ class StoreStats:
     waited_s: float = 0.0
     """Seconds in which this rank has waited for other ranks."""
     sent_bytes: int = 0
-    """Bytes of data that this rank has sent."""
+    """Bytes that this rank has sent."""
     held_bytes: int = 0
-    """Bytes of all buffers, and of a server's parameters and slots."""
+    """Bytes of messages, and of a server's parameters and slots."""
     lost: tuple[int, ...] = ()
     """The ranks that are lost."""
-
-
-class Head:
-    """The head of a message: numbers, at the beginning of a buffer of bytes."""
-
-    def __init__(self, ranks: int, buffer: np.ndarray | None = None) -> None:
-        """View the head in `buffer`, or in memory of its own."""
-        count = Field.LOST + ranks
-        self.numbers = np.zeros(count) if buffer is None else buffer[: 8 * count].view(np.float64)
-
-    def __getitem__(self, field: Field) -> int:
-        return int(self.numbers[field])
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        return tuple(np.flatnonzero(self.numbers[Field.LOST :]).tolist())
-
-    def copy(self) -> Head:
-        """Return a head that later messages do not change."""
-        other = Head(len(self.numbers) - Field.LOST)
-        other.numbers[:] = self.numbers
-        return other
-
-    def write(self, kind: Kind, fields: Mapping[Field, float], lost: Iterable[int] = ()) -> None:
-        self.numbers[:] = 0
-        self.numbers[Field.KIND] = kind
-        for field, value in fields.items():
-            self.numbers[field] = value
-        for rank in lost:
-            self.numbers[Field.LOST + rank] = 1
 
 
 class Shard:
     """The pieces of variables on one server, and where they lie in a message, behind its head."""
 
     def __init__(
-        self, server: int, placement: Placement, dtypes: Mapping[str, Any], ranks: int
+        self, server: int, placement: Placement, like: Mapping[str, np.ndarray], ranks: int
     ) -> None:
-        self.server = server
+        self.server, self.head = server, head_of(ranks)
         self.pieces: dict[str, slice] = {}
         """Name of a variable -> the numbers of the flat variable that lie here."""
         self._places: dict[str, tuple[slice, Any]] = {}
-        end = -(-8 * (Field.LOST + ranks) // _LINE) * _LINE
-        for name, pieces in placement.items():
-            for owner, start, stop in pieces:
-                if owner == server:
-                    nbytes = (stop - start) * dtypes[name].itemsize
-                    self.pieces[name] = slice(start, stop)
-                    self._places[name] = slice(end, end + nbytes), dtypes[name]
-                    end += -(-nbytes // _LINE) * _LINE
-        self.nbytes = end
+        self.nbytes = -(-self.head.itemsize // _LINE) * _LINE
+        for name, places in placement.items():
+            for start, stop in ((start, stop) for owner, start, stop in places if owner == server):
+                nbytes = (stop - start) * like[name].itemsize
+                self.pieces[name] = slice(start, stop)
+                self._places[name] = slice(self.nbytes, self.nbytes + nbytes), like[name].dtype
+                self.nbytes += -(-nbytes // _LINE) * _LINE
 
-    def views(self, buffer: np.ndarray) -> Views:
-        """Return the pieces in a message."""
-        return {name: buffer[where].view(dtype) for name, (where, dtype) in self._places.items()}
+    def head_in(self, message: np.ndarray) -> np.ndarray:
+        return message[: self.head.itemsize].view(self.head)
+
+    def views(self, message: np.ndarray) -> Views:
+        return {name: message[where].view(dtype) for name, (where, dtype) in self._places.items()}
 
 
 def place(sizes: Mapping[str, int], servers: int) -> Placement:
@@ -159,17 +110,14 @@ def place(sizes: Mapping[str, int], servers: int) -> Placement:
     Each lies on one server, the largest first on the server with the fewest numbers.  One that is
     larger than a server's share of all numbers is cut evenly over all servers.
     """
-    share = sum(sizes.values()) / servers
-    full = [0] * servers
+    share, full = sum(sizes.values()) / servers, [0] * servers
     placed: Placement = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        size = sizes[name]
-        if size > share:
-            borders = [size * server // servers for server in range(servers + 1)]
+        pieces = [(min(range(servers), key=full.__getitem__), 0, sizes[name])]
+        if sizes[name] > share:
+            borders = [sizes[name] * server // servers for server in range(servers + 1)]
             pieces = list(zip(range(servers), borders, borders[1:], strict=False))
-        else:
-            pieces = [(min(range(servers), key=full.__getitem__), 0, size)]
+        placed[name] = tuple(piece for piece in pieces if piece[1] < piece[2])
         for server, start, stop in pieces:
             full[server] += stop - start
-        placed[name] = tuple(piece for piece in pieces if piece[2] > piece[1])
     return {name: placed[name] for name in sizes}

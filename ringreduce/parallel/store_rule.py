@@ -8,40 +8,28 @@ NIPS 2013).  At 0 workers push in steps, and a step closes without the last `bac
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import InitVar, dataclass
+from collections import namedtuple
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
 
-Push = tuple[int, int, int | None]  # worker, id, and the number of its turn
-
-
-class Go(NamedTuple):  # the pull returns what all steps before `step` have made
-    worker: int
-    step: int
-
-
-class Apply(NamedTuple):  # one update with these pushes, which are in rank order
-    step: int
-    pushes: tuple[Push, ...]
-
-
-class Discard(NamedTuple):  # a push of a step that has closed, or of another worker's number
-    worker: int
-    id: int
-
-
-class Number(NamedTuple):  # the next number; None: the loop ends
-    worker: int
-    number: int | None
+Push = namedtuple("Push", "worker id number")  # without `steps` the number is None
+Apply = namedtuple("Apply", "step pushes")
+"""The pushes, in rank order, are one update."""
+Discard = namedtuple("Discard", "worker id")  # a late push
+Go = namedtuple("Go", "worker step")
+"""The worker's pull returns what all steps before `step` have made."""
+Number = namedtuple("Number", "worker number")
+"""The worker, which waits in `steps`, gets this number; None ends its loop."""
 
 
 @dataclass(slots=True)
 class Worker:
+    """State of a worker that has not left."""
+
     last: int = 0  # id of the last push
     pushes: int = 0  # since the last meeting
     step: int = 0  # in which the next push counts
-    number: int | None = None  # dealt, and not pushed
+    number: int | None = None  # of its turn, until it is pushed
     meetings: int = 0  # loops that have ended
     takes_part: bool = True  # not while it waits for a number, nor after a break
     waits: str = ""  # for a "number", or in a "pull"
@@ -51,8 +39,8 @@ class Worker:
 class Rule:
     """Decides for all servers.  What workers send after they have left is ignored.
 
-    The next deciding server begins with what living workers report.  Then they send again what has
-    no answer: a report is without that push, but has its number, and the step of the last `Go`.
+    The next deciding server begins with what living workers report, as of before the push that they
+    send again; `step` is then that of the last `Go`.  `applied` are numbers since the last meeting.
     """
 
     workers: dict[int, Worker]
@@ -60,98 +48,84 @@ class Rule:
     backup_workers: int = 0
     step: int = 0
     count: int | None = None
-    applied: InitVar[Collection[int]] = ()
+    applied: set[int] = field(default_factory=set)
 
-    def __post_init__(self, applied: Collection[int]) -> None:
-        states = sorted(self.workers.values(), key=lambda worker: worker.step)
-        self.meetings = max((worker.meetings for worker in states), default=0)
-        # A dropped number is dealt again, perhaps before its worker knows: the later step has it.
-        holders = {w.number: w for w in states if w.meetings == self.meetings}
-        for worker in states:
-            if worker.number in applied or holders.get(worker.number) is not worker:
-                worker.number = None
-            worker.step = min(worker.step, self.step) if self.backup_workers else self.step
-        numbers = set(range(self.count or 0)).difference(applied)
-        self._missing, self._pool = len(numbers), sorted(numbers - holders.keys())
+    def __post_init__(self) -> None:
+        self._bound = self.staleness or math.inf
+        self._may_lack = self.backup_workers if self.staleness == 0 else len(self.workers)
+        self._meeting = max((state.meetings for state in self.workers.values()), default=0)
+        held = {state.number for state in self.workers.values()}
+        for state in self.workers.values():
+            state.step = min(state.step, self.step) if self.backup_workers else self.step
+        self._pool = sorted(set(range(self.count or 0)) - self.applied - held)
         self._pushed: dict[int, list[Push]] = {}
-        self._decided: list[Go | Apply | Discard | Number] = []
+        self._decided: list[Apply | Discard | Go | Number] = []
 
     def steps(self, worker: int, count: int) -> None:
-        """Note that the worker asks for one of `count` numbers."""
+        """Note that the worker asks for the next of `count` numbers."""
+        self.break_off(worker)
         if state := self.workers.get(worker):
-            state.waits, state.takes_part = "number", False
-            if self.count is None and state.meetings == self.meetings:
-                self.count, self._missing, self._pool = count, count, list(range(count))
-
-    def pull(self, worker: int) -> None:
-        """Note that the worker asks for the parameters."""
-        if state := self.workers.get(worker):
-            state.waits = "pull"
-
-    def push(self, worker: int, id: int, number: int | None = None) -> None:
-        """Note that a push is on all servers; the same one again is ignored."""
-        state = self.workers.get(worker)
-        if state is None or id <= state.last:
-            return
-        state.last, state.takes_part = id, True
-        if self.staleness != 0:
-            state.step = self.step + len(self._pushed)
-        if state.step < self.step or number != state.number:
-            self._decided.append(Discard(worker, id))
-            self._take_back(state)
-            state.step = self.step
-        else:
-            self._pushed.setdefault(state.step, []).append((worker, id, number))
-            state.pushes, state.step, state.number = state.pushes + 1, state.step + 1, None
+            state.waits = "number"
+            if self.count is None and state.meetings == self._meeting:
+                self.count, self.applied, self._pool = count, set(), list(range(count))
 
     def break_off(self, worker: int) -> None:
-        """Note that the worker has left its loop: it takes no part until it asks or pushes."""
+        """Note that the worker ends its turn: it takes no part until it is dealt one, or pushes."""
         if state := self.workers.get(worker):
-            state.takes_part = False
-            self._take_back(state)
+            if state.number is not None and state.number not in self.applied:
+                heappush(self._pool, state.number)
+            state.number, state.takes_part = None, False
 
     def leave(self, worker: int) -> None:
         """Note that the worker has closed, or is lost."""
-        self._take_back(self.workers.pop(worker, Worker()))
+        self.break_off(worker)
+        self.workers.pop(worker, None)
 
-    def _take_back(self, state: Worker) -> None:
-        if state.number is not None:
-            heappush(self._pool, state.number)
-            state.number = None
+    def pull(self, worker: int) -> None:
+        """Note that the worker waits in a pull."""
+        if state := self.workers.get(worker):
+            state.waits = "pull"
 
-    def decisions(self) -> list[Go | Apply | Discard | Number]:
+    def push(self, worker: int, id: int) -> None:
+        """Note that a push is on all servers; the same one again is ignored."""
+        if (state := self.workers.get(worker)) and id > state.last:
+            state.last, state.takes_part = id, True
+            if self.staleness != 0:
+                state.step = self.step + len(self._pushed)
+            if state.step < self.step or state.number in self.applied:
+                self._decided.append(Discard(worker, id))
+                state.step = self.step
+            else:
+                self._pushed.setdefault(state.step, []).append(Push(worker, id, state.number))
+                if state.number is not None:
+                    self.applied.add(state.number)
+                state.pushes, state.step, state.number = state.pushes + 1, state.step + 1, None
+
+    def decisions(self) -> list[Apply | Discard | Go | Number]:
         """Return what follows from the inputs since the last call, in order."""
         decided, self._decided = self._decided, []
-        workers, closes = self.workers.items(), True
-        while closes:
-            for rank, worker in workers:
-                if worker.waits == "number" and worker.step <= self.step and self._pool:
-                    worker.number, worker.step = heappop(self._pool), self.step
-                    worker.waits, worker.takes_part = "", True
-                    decided.append(Number(rank, worker.number))
-            missing = sum(w.takes_part and w.step <= self.step for _, w in workers)
-            closes = self.step in self._pushed and (
-                self.staleness != 0 or missing <= self.backup_workers
-            )
-            if closes:
-                pushes = sorted(self._pushed.pop(self.step))
-                decided.append(Apply(self.step, tuple(pushes)))
-                self._missing -= sum(number is not None for _, _, number in pushes)
+        while True:
+            for rank, state in self.workers.items():
+                over = state.meetings < self._meeting
+                if state.waits == "number" and (over or (self._pool and state.step <= self.step)):
+                    state.number = None if over else heappop(self._pool)
+                    state.pushes = 0 if over else state.pushes
+                    state.meetings, state.step = self._meeting, self.step
+                    state.waits, state.takes_part = "", True
+                    decided.append(Number(rank, state.number))
+            busy = [state for state in self.workers.values() if state.takes_part]
+            lacks = sum(state.step <= self.step for state in busy)
+            if self.step in self._pushed and lacks <= self._may_lack:
+                decided.append(Apply(self.step, sorted(self._pushed.pop(self.step))))
                 self.step += 1
-        if self.count is not None and not (self._missing or any(w.takes_part for _, w in workers)):
-            self.count, self.meetings = None, self.meetings + 1
-        least = min((w.pushes for _, w in workers if w.takes_part), default=math.inf)
-        for rank, worker in workers:
-            if worker.meetings < self.meetings and not worker.takes_part:
-                worker.meetings, worker.pushes = self.meetings, 0
-                if worker.waits == "number":
-                    worker.waits, worker.takes_part = "", True
-                    decided.append(Number(rank, None))
-            elif (
-                worker.waits == "pull"
-                and worker.step <= self.step
-                and (not self.staleness or worker.pushes - least <= self.staleness)
-            ):
-                worker.waits, worker.step = "", self.step
+            elif self.count == len(self.applied) and not busy:
+                self.count, self._meeting = None, self._meeting + 1
+            else:
+                break
+        least = min((state.pushes for state in busy), default=0)
+        for rank, state in self.workers.items():
+            ahead = state.pushes - least if state.takes_part else 0
+            if state.waits == "pull" and state.step <= self.step and ahead <= self._bound:
+                state.waits, state.step = "", self.step
                 decided.append(Go(rank, self.step))
         return decided

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,11 @@ from ringreduce.parallel.store_messages import (
     REPLY,
     REQUEST,
     SLOTS,
-    Field,
-    Head,
     Kind,
     Shard,
     StoreStats,
     Views,
+    write,
 )
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 
@@ -31,8 +31,8 @@ _LOOK_S = 0.1
 class Server:
     """A server's shard of the variables, and the pushes that it has received.
 
-    The deciding server, the first, runs the `Rule`, and tells the others which pushes are updates,
-    unless each push is one.
+    The deciding server, the first, runs the `Rule`.  In synchronous steps it tells the other
+    servers which pushes are an update; otherwise each push is one.
     """
 
     def __init__(
@@ -46,215 +46,182 @@ class Server:
         backup_workers: int,
     ) -> None:
         self._comm, self._update, self.shard = comm, update, shard
-        self._workers = comm.size - servers
-        self._followers = range(self._workers + 1, comm.size)
+        self._first = comm.size - servers
+        """The deciding server; smaller ranks are workers."""
         self._alone, self._decides = servers == 1, shard.server == 0
         self._synchronous = staleness == 0
-        self._rule = Rule(
-            {rank: Worker() for rank in range(self._workers)}, staleness, backup_workers
-        )
+        workers = {rank: Worker() for rank in range(self._first)}
+        self._rule = Rule(workers, staleness, backup_workers)
+        self._open = set(workers)
         self._answer = comm.empty((shard.nbytes,), np.uint8)
         """The reply with parameters, which lie in it."""
-        self._parameters = shard.views(self._answer)
         self._slots = comm.empty((len(slots), shard.nbytes), np.uint8)
-        self._views_of_slots = {
-            slot: shard.views(row) for slot, row in zip(slots, self._slots, strict=True)
-        }
-        self._request, self._full = Head(comm.size), Head(comm.size, self._answer)
-        self._short = Head(comm.size)
+        self._parameters = shard.views(self._answer)
+        self._slot_views = dict(zip(slots, map(shard.views, self._slots), strict=True))
+        self._head_of_answer = shard.head_in(self._answer)
+        self._request, self._reply_head = (np.zeros(1, shard.head) for _ in range(2))
         self._pushed: dict[int, np.ndarray] = {}
-        """Worker -> the buffer of its gradients."""
-        self._waiting: dict[int, dict[Field, float]] = {}
+        """Worker -> the message with its gradients."""
+        self._waiting: dict[int, np.ndarray] = {}
         """Worker -> the head of its last push, which is neither applied nor dropped."""
-        self._asked: dict[int, tuple[Kind, bool]] = {}
-        """Worker that waits for an answer -> its request, and whether it wants the slots."""
-        self._fate: Counter[int] = Counter()
+        self._asked: dict[int, np.ndarray] = {}
+        """Worker -> the head of its request, which is not answered."""
+        self._fate = Counter[int]()
         """Worker -> staleness of its last push here; -1: it was dropped."""
-        self._open = set(range(self._workers))
         self._updates = 0
-        self._pulled_at: Counter[int] = Counter()
+        self._pulled_at = Counter[int]()
         """Worker -> number of updates at its last pull."""
-        self.meeting = 0
-        """How many loops of `steps` have begun."""
-        self._is_over = True
-        """Whether the last loop of `steps` has ended."""
-        self._applied: set[int] = set()
-        """The numbers of this meeting that were applied."""
-        self._count: tuple[int, int] | None = None
-        """A worker, and the count with which it has called `steps`."""
+        self.meeting, self._meets, self._counted = 0, False, (0, 0)
+        """How many loops of `steps` have begun; whether the last goes on; who began it, and with
+        which count."""
+        self._applied = set[int]()
+        """The numbers of this loop that were applied."""
         self._share = 0.0
-        self._failure: dict[Field, float] | None = None
+        """The sum of `share` over the pushes that were applied in this loop."""
+        self._failure: dict[str, Any] = {}
         """What every reply says once a server is lost, or counts of `steps` differ."""
         self._pushes = self._discarded = self._sent_bytes = 0
-        self._staleness: Counter[int] = Counter()
+        self._staleness = Counter[int]()
         self._waited_s = 0.0
-        self.lost: dict[int, Exception] = {}
+        self.lost = set[int]()
 
-    def set(self, slot: str, name: str, value: np.ndarray) -> None:
+    def set(self, slot: str, name: str, flat: np.ndarray) -> None:
         """Set the piece of a variable, or of one of its slots, from the flat variable."""
-        views: Views = self._views_of_slots[slot] if slot else self._parameters
+        views: Views = self._slot_views[slot] if slot else self._parameters
         if name in views:
-            views[name][...] = value[self.shard.pieces[name]]
+            views[name][...] = flat[self.shard.pieces[name]]
 
     def stats(self) -> StoreStats:
-        """Return what this server has done."""
         held = sum(each.nbytes for each in (self._answer, self._slots, *self._pushed.values()))
-        staleness = dict(self._staleness)
-        made = self._pushes, self._discarded, staleness
+        made = self._pushes, self._discarded, dict(self._staleness)
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, tuple(sorted(self.lost)))
 
     def serve(self) -> None:
         """Serve until all workers have closed, or are lost."""
-        handlers = {
-            Kind.PUSH: self._on_push,
-            Kind.PUSHED: self._on_pushed,
-            Kind.PULL: self._on_question,
-            Kind.SETTLE: self._on_question,
-            Kind.FETCH: self._on_fetch,
-            Kind.NUMBER: self._on_number,
-            Kind.BREAK: self._on_break,
-            Kind.CLOSE: self._on_close,
-            Kind.DECIDED: self._on_decided,
-        }
         while self._open:
             begin = time.perf_counter()
             try:
                 peer = self._comm.probe(REQUEST, timeout_s=_LOOK_S)
             except rr.PeerTimeoutError:
-                self._look()
-                continue
-            finally:
-                self._waited_s += time.perf_counter() - begin
+                peer = None
+            self._waited_s += time.perf_counter() - begin
             try:
-                self._comm.recv(self._request.numbers, peer, REQUEST)
-                handlers[Kind(self._request[Field.KIND])](peer)
+                if peer is None:
+                    self._look()
+                else:
+                    self._comm.recv(self._request.view(np.uint8), peer, REQUEST)
+                    self._handle(peer, self._request[0])
                 self._decide()
             except rr.PeerLostError as error:
-                self._lose(error)
+                self._lose(*error.ranks)
 
     # --- requests ---
 
-    def _on_push(self, worker: int) -> None:
-        fields: dict[Field, float] = {
-            field: self._request.numbers[field] for field in Field if field is not Field.LOST
-        }
+    def _handle(self, peer: int, head: Any) -> None:
+        kind = Kind(head["kind"])
+        if kind is Kind.PUSH:
+            self._receive(peer, head)
+        elif kind is Kind.PUSHED:
+            self._rule.push(peer, int(head["push"]))
+        elif kind is Kind.BREAK:
+            self._rule.break_off(peer)
+        elif kind is Kind.CLOSE:
+            self._open.discard(peer)
+            self._rule.leave(peer)
+        elif kind is Kind.APPLY:
+            self._apply(np.flatnonzero(head["ranks"]).tolist())
+        elif kind is Kind.DROP:
+            self._drop(int(head["rank"]))
+        else:
+            self._asked[peer] = head.copy()
+            if kind is Kind.NUMBER:
+                self._meet(peer, int(head["count"]))
+            elif self._decides and (
+                kind is Kind.PULL or (self._synchronous and kind is Kind.SETTLE)
+            ):
+                self._rule.pull(peer)
+            else:
+                self._reply(peer)
+
+    def _receive(self, worker: int, head: Any) -> None:
+        """Receive a push; outside of synchronous steps apply it, unless this server decides."""
+        self._waiting[worker] = head.copy()
         if self.shard.pieces:
             if worker not in self._pushed:
                 self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
             self._comm.recv(self._pushed[worker], worker, DATA)
-        self._waiting[worker] = fields
         if self._alone:
-            self._on_pushed(worker)
+            self._rule.push(worker, int(head["push"]))
         elif not self._decides:
-            self._begin_meeting(self._request[Field.MEETING])
+            self._begin(int(head["meeting"]))
             if not self._synchronous:
                 self._apply([worker])
 
-    def _on_pushed(self, worker: int) -> None:
-        number = self._request[Field.NUMBER]
-        self._rule.push(worker, self._request[Field.PUSH], None if number < 0 else number)
-
-    def _on_question(self, worker: int) -> None:
-        kind = Kind(self._request[Field.KIND])
-        self._asked[worker] = kind, bool(self._request[Field.SLOTS])
-        if self._decides and (kind is Kind.PULL or self._synchronous):
-            self._rule.pull(worker)
-        else:
-            self._reply(worker)  # each push is applied when it comes
-
-    def _on_fetch(self, worker: int) -> None:
-        self._asked[worker] = Kind.FETCH, bool(self._request[Field.SLOTS])
-        self._reply(worker)
-
-    def _on_number(self, worker: int) -> None:
-        count = self._request[Field.NUMBER]
-        if self._is_over:
-            self._begin_meeting(self.meeting + 1)
-        self._asked[worker] = Kind.NUMBER, False
-        first, wanted = self._count = self._count or (worker, count)
-        if count != wanted:
-            self._fail(
-                {
-                    Field.KIND: Kind.DIFFERENT,
-                    Field.RANK: first,
-                    Field.NUMBER: wanted,
-                    Field.OTHER_RANK: worker,
-                    Field.OTHER_COUNT: count,
-                }
-            )
-        elif self._failure is None:
+    def _meet(self, worker: int, count: int) -> None:
+        """Deal a number of the loop of `steps`, which may begin."""
+        if not self._meets:
+            self._begin(self.meeting + 1)
+            self._meets, self._counted = True, (worker, count)
+        if count != self._counted[1]:
+            rank, number = self._counted
+            differ = {"kind": Kind.DIFFERENT, "rank": rank, "number": number}
+            self._failure = {**differ, "other": worker, "count": count}
+        elif not self._failure:
             self._rule.steps(worker, count)
 
-    def _on_break(self, worker: int) -> None:
-        self._rule.break_off(worker)
-
-    def _on_close(self, worker: int) -> None:
-        self._open.discard(worker)
-        self._rule.leave(worker)
-
-    def _on_decided(self, server: int) -> None:
-        decided = np.empty(self._workers + 1)
-        self._comm.recv(decided, server, DATA)
-        workers = [int(worker) for worker in decided[1:] if worker >= 0]
-        self._apply(workers) if decided[0] else self._drop(workers[0])
+    def _begin(self, meeting: int) -> None:
+        """Begin to count the numbers of a loop of `steps`, if it is a new one."""
+        if meeting != self.meeting:
+            self.meeting, self._share = meeting, 0.0
+            self._applied.clear()
 
     # --- decisions ---
 
     def _decide(self) -> None:
         """Do what the rule has decided."""
-        if self._failure is not None:
-            for worker in list(self._asked):
-                self._reply(worker)
-        for decision in self._rule.decisions():
+        for decision in self._rule.decisions() if self._decides else ():
             if isinstance(decision, Apply):
                 workers = [worker for worker, _, _ in decision.pushes]
-                self._tell(1, workers)
+                self._tell(Kind.APPLY, workers)
                 self._apply(workers)
             elif isinstance(decision, Discard):
-                self._tell(0, [decision.worker])
+                self._tell(Kind.DROP, [decision.worker])
                 self._drop(decision.worker)
             elif isinstance(decision, Go):
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
-                self._is_over = decision.number is None
+                self._meets = decision.number is not None
                 self._reply(decision.worker, decision.number)
+        for worker in list(self._asked) if self._failure else ():
+            self._reply(worker)
 
-    def _tell(self, applied: int, workers: Sequence[int]) -> None:
-        """Tell the other servers which pushes are an update, or are dropped."""
-        if not (self._followers and self._synchronous):
-            return
-        self._short.write(Kind.DECIDED, {Field.RANK: self._comm.rank})
-        decided = np.full(self._workers + 1, -1.0)
-        decided[0], decided[1 : 1 + len(workers)] = applied, workers
-        for server in self._followers:
-            self._send(self._short.numbers, server, REQUEST)
-            self._send(decided, server, DATA)
+    def _tell(self, kind: Kind, workers: list[int]) -> None:
+        """Tell the other servers which pushes are an update, or that one is dropped."""
+        for server in range(self._first + 1, self._comm.size) if self._synchronous else ():
+            write(self._reply_head, kind=kind, rank=workers[0])
+            self._reply_head["ranks"][0, workers] = True
+            self._send(self._reply_head.view(np.uint8), server, REQUEST)
 
     def _apply(self, workers: Sequence[int]) -> None:
         """Make one update of the pushes of some workers, in the order of their ranks."""
-        pushes = [(worker, self._waiting.pop(worker)) for worker in sorted(workers)]
-        number = max(int(head[Field.NUMBER]) for _, head in pushes)
-        if number in self._applied:
-            return  # the deciding server has dealt it again after a loss
-        if number < 0:
-            number = self._updates
-        else:
-            self._applied.update(int(head[Field.NUMBER]) for _, head in pushes)
-        for worker, head in pushes:
+        heads = {worker: self._waiting.pop(worker) for worker in sorted(workers)}
+        numbers = {int(head["number"]) for head in heads.values()}
+        if numbers & self._applied:
+            return  # the number of a lost worker that was dealt again
+        self._applied |= numbers - {-1}
+        for worker, head in heads.items():
             self._fate[worker] = self._updates - self._pulled_at[worker]
             self._staleness[self._fate[worker]] += 1
-            self._share += head[Field.SHARE]
-        staleness = max(self._fate[worker] for worker, _ in pushes)
-        total = sum(head[Field.SAMPLES] for _, head in pushes) or 1.0
-        shares = [head[Field.SAMPLES] / total for _, head in pushes]
-        parts = [self.shard.views(self._pushed[worker]) for worker, _ in pushes]
+            self._share += float(head["share"])
+        self._pushes += len(heads)
+        staleness = max(self._fate[worker] for worker in heads)
+        number = max(numbers - {-1}, default=self._updates)
+        weights = [float(head["samples"]) for head in heads.values()]
+        parts = [self.shard.views(self._pushed[w]) for w in heads if self.shard.pieces]
         for name, parameters in self._parameters.items():
-            gradient = parts[0][name]
-            if len(parts) > 1:
-                gradient = _mean([part[name] for part in parts], shares)
-            slots = tuple([views[name] for views in self._views_of_slots.values()])
+            gradient = _mean([part[name] for part in parts], weights)
+            slots = tuple([views[name] for views in self._slot_views.values()])
             self._update(parameters, slots, gradient, staleness, number)
-        self._pushes += len(pushes)
         self._updates += 1
 
     def _drop(self, worker: int) -> None:
@@ -262,75 +229,58 @@ class Server:
         self._fate[worker] = -1
         self._discarded += 1
 
-    def _begin_meeting(self, meeting: int) -> None:
-        if meeting != self.meeting:
-            self.meeting, self._count, self._share = meeting, None, 0.0
-            self._is_over = False
-            self._applied.clear()
-
     # --- replies ---
 
-    def _reply(self, worker: int, number: int | None = -1) -> None:
-        """Answer the request of a worker; `number` is dealt to it, None is the end of the loop."""
-        kind, slots = self._asked.pop(worker)
-        full = kind is Kind.FETCH or (kind is Kind.PULL and self._alone)
-        head = self._full if full else self._short
-        fields = self._failure or {
-            Field.KIND: Kind.DONE,
-            Field.NUMBER: -1 if number is None else number,
-            Field.STALENESS: self._fate[worker],
-            Field.SHARE: self._share,
-            Field.MEETING: self.meeting,
-        }
-        head.write(Kind(int(fields[Field.KIND])), fields, self.lost)
-        self._send(self._answer if full else head.numbers, worker, DATA if full else REPLY)
-        if full and slots:
-            self._send(self._slots, worker, SLOTS)
+    def _reply(self, worker: int, number: int | None = None) -> None:
+        """Answer the request of a worker; `number` is the one that is dealt to it."""
+        asked = self._asked.pop(worker, None)
+        if asked is None:
+            return  # it was answered by the failure
+        full = asked["kind"] == Kind.FETCH or (asked["kind"] == Kind.PULL and self._alone)
+        head = self._head_of_answer if full else self._reply_head
+        dealt = {"number": -1 if number is None else number, "meeting": self.meeting}
+        facts = {"kind": Kind.DONE, **dealt, "share": self._share, "staleness": self._fate[worker]}
+        write(head, **(self._failure or facts))
+        head["ranks"][0, list(self.lost)] = True
         if full:
             self._pulled_at[worker] = self._updates
+        self._send(self._answer if full else head.view(np.uint8), worker, DATA if full else REPLY)
+        if asked["slots"]:
+            self._send(self._slots, worker, SLOTS)
 
-    def _send(self, array: np.ndarray, peer: int, tag: int) -> None:
+    def _send(self, message: np.ndarray, peer: int, tag: int) -> None:
         try:
-            self._comm.send(array, peer, tag)
-            self._sent_bytes += array.nbytes
+            self._comm.send(message, peer, tag)
+            self._sent_bytes += message.nbytes
         except rr.PeerLostError as error:
-            self._lose(error)
+            self._lose(*error.ranks)
 
     # --- losses ---
 
     def _look(self) -> None:
-        """Look whether the other ranks live."""
-        for rank, error in self._comm.lost_peers(closed=True).items():
-            if rank in self._open:
-                self._lose(error, rank)
-        for rank, error in self._comm.lost_peers().items():
-            if rank >= self._workers:
-                self._lose(error, rank)
-        self._decide()
+        """Look whether the other ranks live: a server that has closed was not lost."""
+        gone = self._open & self._comm.lost_peers(closed=True).keys()
+        self._lose(*gone, *(rank for rank in self._comm.lost_peers() if rank >= self._first))
 
-    def _lose(self, error: Exception, *ranks: int) -> None:
-        """Go on without these ranks, or those that the error names."""
-        for rank in ranks or getattr(error, "ranks", ()):
-            if rank in self.lost or rank == self._comm.rank:
-                continue
-            self.lost[rank] = error
-            self._asked.pop(rank, None)
+    def _lose(self, *ranks: int) -> None:
+        """Go on without these ranks."""
+        for rank in set(ranks) - self.lost:
             if rank in self._open:
                 self._open.discard(rank)
+                self._asked.pop(rank, None)
                 self._rule.leave(rank)
-            elif rank >= self._workers:
-                self._fail({Field.KIND: Kind.LOST, Field.RANK: rank})
-
-    def _fail(self, fields: Mapping[Field, float]) -> None:
-        """Answer all requests by this failure from now on."""
-        self._failure = self._failure or dict(fields)
+            elif rank >= self._first:
+                self._failure = {"kind": Kind.LOST, "rank": rank}
+            self.lost.add(rank)
 
 
-def _mean(parts: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """Return the mean of gradients with these shares; 16-bit floats are added up in float32."""
+def _mean(parts: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """Return the weighted mean of gradients; 16-bit floats are added up in float32."""
+    if len(parts) == 1:
+        return parts[0]
     wide = np.promote_types(parts[0].dtype, np.float32)
-    total = parts[0].astype(wide) * wide.type(shares[0])
-    for part, share in zip(parts[1:], shares[1:], strict=True):
-        total += part.astype(wide, copy=False) * wide.type(share)
-    mean: np.ndarray = total.astype(parts[0].dtype, copy=False)
-    return mean
+    all_weights, mean = sum(weights) or 1.0, np.zeros(len(parts[0]), wide)
+    for part, weight in zip(parts, weights, strict=True):
+        mean += part.astype(wide, copy=False) * wide.type(weight / all_weights)
+    rounded: np.ndarray = mean.astype(parts[0].dtype, copy=False)
+    return rounded
