@@ -266,6 +266,13 @@ class PointToPoint(Runner):
         """
         return self._engine.endpoint.lost_peers(closed)
 
+    def survive_losses(self) -> None:
+        """Close the communicator in good order although ranks are lost, from now on.
+
+        :meta private:
+        """
+        self._engine.survives_losses = True
+
     # --- implementation ---
 
     def _use_compiled_messages(self, general: PointToPoint) -> None:
