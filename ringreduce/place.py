@@ -49,6 +49,8 @@ SET_BY = "RINGREDUCE_PLACED_BY"
 """The environment variable with the process id of the launcher, where `fill` has set others."""
 RANK_PROCESS = "RINGREDUCE_RANK_PROCESS"
 """The environment variable by which the worker processes of a rank know the rank and its job."""
+SURVIVED = "RINGREDUCE_SURVIVED"
+"""The environment variable with the descriptor of a pipe to a launcher that lets ranks be lost."""
 _BY_ENV: tuple[str, ...] = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FORKED = 0x40
 """PF_FORKNOEXEC: the process was forked, and has begun no program of its own."""
@@ -243,3 +245,14 @@ def _variables(process: int | str) -> dict[str, str]:
     """Return the environment with which a process began its program."""
     entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     return dict(os.fsdecode(each).split("=", 1) for each in entries if b"=" in each)
+
+
+def tell_survived(survived: bool) -> None:
+    """Tell the launcher whether the other ranks can go on if this one is lost.
+
+    A launcher of an MPI does not listen.
+    """
+    if SURVIVED in os.environ:
+        with suppress(OSError):  # the launcher has ended, or this process is a rank's child
+            line = f"{'+' if survived else '-'}{os.environ['RANK']}\n"
+            os.write(int(os.environ[SURVIVED]), line.encode())

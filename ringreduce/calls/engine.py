@@ -127,6 +127,8 @@ class Engine:
         """Why no further call can be made; None while the communicator is usable."""
         self.last_call: Call
         """The meeting in which all ranks close the communicator."""
+        self.survives_losses = False
+        """Whether a lost rank does not count when the communicator is closed."""
         self.to_close = [self]
         """A list of this engine, which `close` empties.  Others keep the list, not the engine."""
         self.fast_path: FastPath | None = None
@@ -567,16 +569,19 @@ class Engine:
                 try:
                     self.run_now(self.last_call, NOTHING, NOTHING, timeout_s)
                     self._part(self.last_call)
+                except PeerLostError:
+                    if not self.survives_losses:
+                        raise
+                    self.ended = _closed()  # the living ranks need not meet
+                    return
                 finally:
-                    if self.broken:
+                    if self.ended is not None:
                         self.queue.close()
                 self._free_discarded()
                 self._flows.close()
                 for blocks in self._blocks.values():
                     blocks.close()
-                self.ended = ValueError(
-                    "the communicator is closed; call before close(), or make another communicator"
-                )
+                self.ended = _closed()
                 self.to_close.clear()
                 self.endpoint.end(self.ended)
                 self._transport.close()
@@ -716,6 +721,11 @@ class Engine:
         self._agreement.leave(reason, lost)
         self.endpoint.end(self.ended, reason)
         self._abandon()
+
+
+def _closed() -> ValueError:
+    text = "the communicator is closed; call before close(), or make another communicator"
+    return ValueError(text)
 
 
 _CALLING_CODE = {each.__code__ for each in (Engine.run_now, Engine.finish, Engine.run)}

@@ -257,6 +257,22 @@ class PointToPoint(Runner):
 
         return self._carry([*(received for received, _ in pairs), *sent], deliver, async_op)
 
+    def lost_peers(self, *, closed: bool = False) -> dict[int, Exception]:
+        """Return rank -> error of the ranks that send no more messages.
+
+        With `closed`, also of those that have closed the communicator in good order.
+
+        :meta private:
+        """
+        return self._engine.endpoint.lost_peers(closed)
+
+    def survive_losses(self) -> None:
+        """Close the communicator in good order although ranks are lost, from now on.
+
+        :meta private:
+        """
+        self._engine.survives_losses = True
+
     # --- implementation ---
 
     def _use_compiled_messages(self, general: PointToPoint) -> None:

@@ -2,7 +2,8 @@
 
     python -P -m ringreduce.launch.processes -n RANKS [-prepend-rank] COMMAND...
 
-The ranks meet by `env://`.  The first rank that fails ends the others.  Each rank has a session of
+The ranks meet by `env://`.  The first rank that fails ends the others, unless it has told that they
+can go on without it.  Each rank has a session of
 its own: the terminal sends its signals to this process alone.
 """
 
@@ -22,7 +23,7 @@ from typing import IO
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.launcher import ENDING, GRACE_S, exit_code
 from ringreduce.launch.signals import Signals
-from ringreduce.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, port_of
+from ringreduce.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, SURVIVED, port_of
 
 _OF_MPIS = {"PMI_FD", *RANK_VARIABLES, *HYDRA, *OPEN_MPI, *SRUN}
 """Variables of a launcher in whose job this one runs: no rank may take itself for one of that."""
@@ -39,6 +40,9 @@ def main() -> int:
     tags, launcher = command[0] == "-prepend-rank", os.getpid()
     others = {name: value for name, value in os.environ.items() if name not in _OF_MPIS}
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port_of(str(launcher)))} | others
+    told, tells = os.pipe()
+    os.set_blocking(told, False)
+    place |= {SURVIVED: str(tells)}
     place |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, SET_BY: str(launcher)}
     with Signals() as signals:
         started = [
@@ -48,6 +52,7 @@ def main() -> int:
                 stdout=subprocess.PIPE if tags else None,
                 stderr=subprocess.PIPE if tags else None,
                 start_new_session=True,
+                pass_fds=(tells,),
                 preexec_fn=partial(die_with_parent, signal.SIGKILL, launcher),
             )
             for rank in range(int(ranks))
@@ -60,23 +65,28 @@ def main() -> int:
         ]
         for thread in tagging:
             thread.start()
-        code = _code_of(started, signals)
+        code = _code_of(started, signals, told)
     for thread in tagging:
         thread.join(_DRAIN_S)
     return exit_code(code, 0)
 
 
-def _code_of(left: list[subprocess.Popen[bytes]], signals: Signals) -> int:
+def _code_of(started: list[subprocess.Popen[bytes]], signals: Signals, told: int) -> int:
     """Wait for the end of all ranks, and pass signals on.  Returns the code of the first failure.
+
+    The end of a rank that the others survive is no failure.  Such ranks are `told` by a pipe.
 
     A signal that ends jobs ends the ranks as SIGTERM does, with the processes that they started.
     """
-    code, kill_at = 0, float("inf")
+    code, kill_at, left = 0, float("inf"), started
+    survived: set[int] = set()
     while left:
         patience_s = max(0.0, min(kill_at - time.monotonic(), _FOR_EVER_S))
         select.select([signals.woken], [], [], patience_s)
         came = [number for number in signals.taken() if number != signal.SIGCHLD]
-        failed = [each.returncode for each in left if each.poll()]
+        ended = [each for each in left if each.poll()]
+        _note(told, survived)
+        failed = [each.returncode for each in ended if started.index(each) not in survived]
         left = [each for each in left if each.returncode is None]
         if failed and not code:
             # A signal, which is negative, goes first.  Ranks that lost another rank end with 1.
@@ -91,6 +101,13 @@ def _code_of(left: list[subprocess.Popen[bytes]], signals: Signals) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(each.pid, number)
     return code
+
+
+def _note(told: int, survived: set[int]) -> None:
+    """Read which ranks the others survive: ``+3`` is one, ``-3`` is one no more."""
+    with contextlib.suppress(BlockingIOError):
+        for line in os.read(told, 1 << 16).split():
+            (survived.add if line[:1] == b"+" else survived.discard)(int(line[1:]))
 
 
 def _tag(source: IO[bytes], target: int, tag: bytes) -> None:

@@ -319,6 +319,20 @@ class Endpoint:
             return self._lost_error(peer, theirs.reason or "it closes the communicator")
         return None
 
+    def lost_peers(self, closed: bool) -> dict[int, Exception]:
+        """Return the error of each peer that is lost; with `closed`, of those that closed, too."""
+        found: dict[int, Exception] = {}
+        with self.lock:
+            for peer in self._peers():
+                theirs, lost = self.road.state_of(peer), self.road.lost(peer)
+                gone = theirs.broken or (theirs.state >= DRAINED and (closed or theirs.reason))
+                error = self._pairs[peer].error
+                if error is None and (lost or gone):
+                    error = self._lost_error(peer, lost or theirs.reason or "it has closed")
+                if error is not None:
+                    found[peer] = copy.copy(error)
+        return found
+
     # --- for `Work`: the queue of asynchronous messages ---
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:

@@ -18,10 +18,12 @@ from ringreduce.parallel.data_parallel import DataParallel, average
 from ringreduce.parallel.equality import DriftError, check_equal
 from ringreduce.parallel.layers import Layer
 from ringreduce.parallel.mesh import Mesh
+from ringreduce.parallel.parameter_store import ParameterStore
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.sampler import Sampler, shard
 from ringreduce.parallel.sharded_parallel import ShardedParallel
+from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import strategies
 from ringreduce.train.data import Split, load, load_digits, load_split
 from ringreduce.train.loop import Trainer, train
@@ -36,6 +38,7 @@ __all__ = [
     "Layer",
     "Mesh",
     "Normalised",
+    "ParameterStore",
     "PipelineParallel",
     "Result",
     "Sampler",
@@ -44,6 +47,7 @@ __all__ = [
     "Split",
     "Step",
     "StepTimes",
+    "StoreStats",
     "Trainer",
     "Watcher",
     "average",

@@ -1,0 +1,620 @@
+"""ParameterStore: servers keep the parameters; workers pull them, compute, and push gradients.
+
+Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
+
+A worker sends its requests to the deciding server, the first that lives.  This server runs the
+`Rule`, which says when a pull may be answered and which pushes form an update.  The other servers
+follow it.  They cannot see a request too early: the deciding server sends them a decision before it
+answers a worker, a send ends when the message is received, and a server finishes a message before
+it receives the next.  A push counts once all servers have received their part of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+import ringreduce as rr
+from ringreduce.errors import counted, did_you_mean, shown
+from ringreduce.parallel.arrays import check_comm, check_used, plain, whole
+from ringreduce.parallel.mismatches import check_alike, check_arrays
+from ringreduce.parallel.reducer import checked_samples
+from ringreduce.parallel.store_messages import (
+    DATA,
+    REPLY,
+    REQUEST,
+    SLOTS,
+    Kind,
+    Shard,
+    StoreStats,
+    Views,
+    place,
+    write,
+)
+from ringreduce.parallel.store_server import Server, Update
+from ringreduce.parallel.together import gather_words
+from ringreduce.place import tell_survived
+
+Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
+
+
+class ParameterStore:
+    """Parameters on servers, the last ranks; the other ranks are workers.
+
+    Every rank makes the store.  A server then calls `serve`.  A worker pulls parameters, computes a
+    gradient, and pushes it::
+
+        with rr.train.ParameterStore(comm, params, update) as store:
+            if store.is_server:
+                store.serve()                      # until all workers have closed
+            else:
+                for number in store.steps(1000):   # each number goes to one worker
+                    params = store.pull()
+                    store.push(gradients(params, number))
+
+    With ``staleness=0`` the store is synchronous: a step is one update with the mean of the
+    workers' gradients, weighted by their samples.  Else each push is an update, and `staleness`
+    bounds how many pushes a worker may be ahead of the slowest (Ho et al., "More effective
+    distributed ML via a stale synchronous parallel parameter server", NIPS 2013).
+
+    A variable lies whole on one server, the largest first on the server with the fewest numbers; a
+    variable that is larger than a server's share is cut evenly over all servers.
+
+    Args:
+        comm: the communicator of all ranks.
+        params: name -> NumPy array of floats.  The values of rank 0 count.
+        update: ``update(parameters, slots, gradient, staleness, number)``, called on servers, once
+            for each piece of a variable.  It changes 1-d arrays of one shape in place: the
+            parameters, and a tuple with the optimizer's arrays, `slots`.  `staleness` is that of
+            the push on this server.  `number` is the number that `steps` dealt, in a synchronous
+            step the largest of its gradients; without `steps` the number of updates before.
+        slots: names of the optimizer's arrays, which are zero at first, or name -> (name of a
+            parameter -> array).
+        servers: number of servers.
+        replicas: number of servers on which each variable lies.
+        staleness: the bound; 0: synchronous steps; None: no bound.
+        backup_workers: with ``staleness=0``, a step does not wait for this number of workers (Chen
+            et al., "Revisiting distributed synchronous SGD", 2016).
+
+    Attributes:
+        is_server: whether this rank is a server.
+        workers: the number of workers.
+        placement: name -> ``((server, start, stop), ...)``: which numbers of the flat variable lie
+            on which server; servers are counted from 0.
+
+    Raises:
+        MismatchError: ranks have other parameters or arguments.  All ranks raise it.
+        ValueError: servers, replicas, staleness or backup_workers do not fit the ranks.
+        TypeError: a parameter is no array of floats, or `update` is no function.
+
+    Example:
+        >>> def program(comm):
+        ...     def update(parameters, slots, gradient, staleness, number):
+        ...         parameters -= 0.5 * gradient
+        ...     params = {"w": np.zeros(3)}
+        ...     with rr.train.ParameterStore(comm, params, update) as store:
+        ...         if store.is_server:
+        ...             return store.serve()
+        ...         store.pull()
+        ...         store.push({"w": np.full(3, comm.rank + 1.0)})
+        ...         return store.pull()["w"].tolist()
+        >>> rr.spawn(program, 3)  # ranks 0 and 1 are workers
+        [[-0.75, -0.75, -0.75], [-0.75, -0.75, -0.75], None]
+    """
+
+    __module__ = "ringreduce.train"
+
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        params: Mapping[str, Any],
+        update: Update,
+        *,
+        slots: Slots = (),
+        servers: int = 1,
+        replicas: int = 1,
+        staleness: int | None = 0,
+        backup_workers: int = 0,
+    ) -> None:
+        where = "ParameterStore"
+        check_comm(where, comm)
+        if not callable(update):
+            raise TypeError(f"{where}: update is {shown(update)}; pass a function")
+        _check_numbers(comm.size, servers, replicas, staleness, backup_workers)
+        params = check_arrays(where, params)
+        check_alike(where, comm, params)
+        options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
+        options |= {"backup_workers": backup_workers, "slots": list(slots)}
+        _check_options(where, comm, options)
+        self._comm, self._params, self._slots = comm, params, tuple(slots)
+        self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
+        self.placement = place({name: array.size for name, array in params.items()}, servers)
+        self._shards = [Shard(n, self.placement, params, comm.size) for n in range(servers)]
+        self._server: Server | None = None
+        self._links: list[_Link] = []
+        if self.is_server:
+            shard = self._shards[comm.rank - self.workers]
+            rule = staleness, backup_workers
+            self._server = Server(comm, shard, update, self._slots, servers, *rule)
+        else:
+            self._links = [_Link(comm, self.workers + n, s) for n, s in enumerate(self._shards)]
+            self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
+        self._fill(slots)
+        comm.survive_losses()
+        tell_survived(not self.is_server or replicas > 1)
+        self._head, self._reply = (np.zeros(1, self._shards[0].head) for _ in range(2))
+        self._pushes = self._discarded = self._sent_bytes = 0
+        self._staleness = Counter[int]()
+        self._waited_s = 0.0
+        self._lost: tuple[int, ...] = ()
+        self._closed = False
+        self._is_settled = True
+        """Whether this worker knows what has become of its last push."""
+        self._turn, self._has_pushed = -1, False
+        """The number of the present turn of `steps`, and whether the turn has made its push."""
+        self._meeting = 0
+        self._left: Exception | None = None
+        """The next call raises it: a loop of `steps` was left too early."""
+        self.share = self.total = 0.0
+        """`share` goes with the next push.  `total` is the sum over the last loop of `steps`.
+
+        :meta private:
+        """
+
+    def _fill(self, slots: Slots) -> None:
+        """Set the servers' arrays to those of rank 0.  Collective."""
+        given = {"": self._params} | (dict(slots) if isinstance(slots, Mapping) else {})
+        for slot, arrays in given.items():
+            for name, like in self._params.items():
+                if getattr(arrays.get(name), "shape", None) != like.shape:
+                    wanted = f"an array of shape {like.shape}"
+                    raise ValueError(f"ParameterStore: {slot}/{name} is not there; pass {wanted}")
+                array = np.ascontiguousarray(arrays[name], like.dtype)
+                value = self._comm.broadcast(array, root=0).reshape(-1)
+                if self._server is not None:
+                    self._server.set(slot, name, value)
+
+    # --- of all ranks ---
+
+    @property
+    def stats(self) -> StoreStats:
+        """The `StoreStats` of this rank.  After a pull they have all pushes before it."""
+        server = self._server
+        if server is not None:
+            return server.stats()
+        held = sum(link.nbytes for link in self._links) + self._pulled.nbytes
+        staleness = dict(self._staleness)
+        made = self._pushes, self._discarded, staleness
+        return StoreStats(*made, self._waited_s, self._sent_bytes, held, self._lost)
+
+    @property
+    def meeting(self) -> int:
+        """How many loops of `steps` were begun, as far as this rank knows.
+
+        :meta private:
+        """
+        return self._meeting if self._server is None else self._server.meeting
+
+    def serve(self) -> None:
+        """Serve the workers until all of them have closed, or are lost.
+
+        Raises:
+            ValueError: this rank is a worker.
+            PeerLostError: another server is lost; the error names its rank and its variables.
+
+        Example:
+            >>> def program(comm):
+            ...     update = lambda parameters, slots, gradient, staleness, number: None
+            ...     with rr.train.ParameterStore(comm, {"w": np.ones(2)}, update) as store:
+            ...         return store.serve() if store.is_server else store.pull()["w"].tolist()
+            >>> rr.spawn(program, 2)
+            [[1.0, 1.0], None]
+        """
+        if self._server is None:
+            raise ValueError(f"serve: rank {self._comm.rank} is a worker; servers call serve")
+        self._server.serve()
+        for rank in self._server.lost:
+            if rank >= self.workers:
+                raise self._lost_error(rank)
+
+    # --- of workers ---
+
+    def pull(self, slots: bool = False) -> dict[str, np.ndarray]:
+        """Return the parameters, when this worker may go on.
+
+        In synchronous steps it waits until the step of this worker's last push has closed.  With a
+        bound it waits until this worker has made at most `staleness` pushes more than the slowest.
+        The parameters have all pushes of this worker that were not dropped.
+
+        Args:
+            slots: add the optimizer's arrays, as ``"velocity/w"``.
+
+        Returns:
+            Name -> array of the variable's shape, which the next pull overwrites.
+
+        Raises:
+            ValueError: this rank is a server, or the store is closed.
+            PeerLostError: a server is lost; the error names its rank and its variables.
+            PeerTimeoutError: a server does not answer.
+
+        Example:
+            >>> def program(comm):
+            ...     update = lambda parameters, slots, gradient, staleness, number: None
+            ...     params, slots = {"w": np.ones(2)}, ["velocity"]
+            ...     with rr.train.ParameterStore(comm, params, update, slots=slots) as store:
+            ...         return store.serve() if store.is_server else sorted(store.pull(slots=True))
+            >>> rr.spawn(program, 2)[0]
+            ['velocity/w', 'w']
+        """
+        self._check_worker("pull")
+        only = len(self._links) == 1  # then one request is enough
+        if not only:
+            self._ask(Kind.PULL)
+        with self._waits():
+            write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
+            works = [link.receive_slots(len(self._slots)) for link in self._links if slots]
+            if only:  # these calls have compiled entries
+                self._send(REQUEST, self._links[0])
+                self._comm.recv(self._links[0].answer, self._links[0].rank, DATA)
+            else:
+                works += [link.receive() for link in self._links]
+                works += self._begin_sends()
+            for work in works:
+                work.wait()
+        self._settle_by([link.head[0] for link in self._links])
+        found = dict(self._pulled.update())
+        for n, slot in enumerate(self._slots if slots else ()):
+            views = [link.slots_of(n) for link in self._links]
+            arrays = _Whole(self._params, self.placement, views).update()
+            found |= {f"{slot}/{name}": array for name, array in arrays.items()}
+        return found
+
+    def push(self, gradients: Mapping[str, Any], samples: float = 1) -> None:
+        """Send gradients to the servers.  Returns as soon as they are copied.
+
+        One push of a worker is under way at most: the next push waits for its acknowledgement.
+
+        Args:
+            gradients: name -> array of the variable's shape and dtype, of all variables.
+            samples: the weight of these gradients in the mean of a synchronous step.
+
+        Raises:
+            ValueError: an unknown, missing or misshapen variable, which the text names; the store
+                goes on.  Or a second push in a turn of `steps`, a server, or a closed store.
+            PeerLostError, PeerTimeoutError: as for `pull`.
+
+        Example:
+            >>> def program(comm):
+            ...     def update(parameters, slots, gradient, staleness, number):
+            ...         parameters -= gradient
+            ...     params = {"w": np.zeros(1)}
+            ...     with rr.train.ParameterStore(comm, params, update, staleness=None) as store:
+            ...         if store.is_server:
+            ...             return store.serve()
+            ...         store.push({"w": np.ones(1)})
+            ...         return store.pull()["w"].item()
+            >>> rr.spawn(program, 2)
+            [-1.0, None]
+        """
+        self._check_worker("push")
+        if self._turn >= 0 and self._has_pushed:
+            raise ValueError(f"push: this is the second push in the turn of number {self._turn}")
+        weight = checked_samples("push:", samples)
+        arrays = self._checked(gradients)
+        self._settle()  # the messages are free then
+        for link in self._links:
+            for name, piece in link.gradients.items():
+                piece[...] = arrays[name].reshape(-1)[link.shard.pieces[name]]
+        self._pushes += 1
+        about = {"push": self._pushes, "number": self._turn, "meeting": self._meeting}
+        write(self._head, kind=Kind.PUSH, samples=weight, share=self.share, **about)
+        with self._waits():
+            if len(self._links) == 1:  # these calls have compiled entries
+                self._send(REQUEST, self._links[0])
+                self._send(DATA, self._links[0])
+            else:
+                for work in self._begin_sends(DATA):
+                    work.wait()
+                self._head["kind"] = Kind.PUSHED
+                self._send(REQUEST, self._links[0])
+        self._is_settled, self._has_pushed = False, True
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield numbers from 0 to `count` - 1, each to one worker, the one that is ready first.
+
+        Each turn of the loop makes one push.  The loop ends on all workers when all numbers are in
+        the parameters.  Each is in them exactly once: the number of a lost worker, or of a dropped
+        gradient, is dealt again.
+
+        Args:
+            count: how many numbers; all workers pass the same.
+
+        Returns:
+            An iterator of numbers.  Let the loop end by itself.
+
+        Raises:
+            ValueError: `count` is negative, or a turn made no push.  The number is dealt again.
+                After a loop that was left by ``break``, the next call of the store raises it.
+            MismatchError: workers pass different counts.  All of them raise it.
+            PeerLostError, PeerTimeoutError: as for `pull`.
+
+        Example:
+            >>> def program(comm):
+            ...     def update(parameters, slots, gradient, staleness, number):
+            ...         parameters += gradient
+            ...     params = {"w": np.zeros(())}
+            ...     with rr.train.ParameterStore(comm, params, update, staleness=None) as store:
+            ...         if store.is_server:
+            ...             return store.serve()
+            ...         for number in store.steps(10):
+            ...             store.push({"w": np.asarray(float(number))})
+            ...         return store.pull()["w"].item()
+            >>> rr.spawn(program, 3)
+            [45.0, 45.0, None]
+        """
+        self._check_worker("steps")
+        return self._turns(whole("steps: count", count, least=0))
+
+    def close(self) -> None:
+        """Wait until the last push is acknowledged, and take part no more.
+
+        The end of the ``with`` block calls it.  On servers it does nothing.
+
+        Raises:
+            ValueError: a loop of `steps` was left by ``break``.
+            PeerLostError, PeerTimeoutError: as for `pull`.
+
+        Example:
+            >>> def program(comm):
+            ...     update = lambda parameters, slots, gradient, staleness, number: None
+            ...     store = rr.train.ParameterStore(comm, {"w": np.ones(1)}, update)
+            ...     store.serve() if store.is_server else store.close()
+            >>> rr.spawn(program, 2)
+            [None, None]
+        """
+        if self._closed or self.is_server:
+            return
+        try:
+            self._check_worker("close")
+            self._settle()
+        finally:
+            self._close()
+
+    def __enter__(self) -> ParameterStore:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if error is None:
+            self.close()
+        elif not (self._closed or self.is_server):
+            self._close()
+
+    # --- implementation ---
+
+    def _turns(self, count: int) -> Iterator[int]:
+        while True:
+            reply = self._ask(Kind.NUMBER, count=count)
+            number, self._meeting = int(reply["number"]), int(reply["meeting"])
+            self.total = float(reply["share"])
+            if number < 0:
+                return
+            self._turn, self._has_pushed = number, False
+            try:
+                yield number
+            except GeneratorExit:
+                self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
+                self._break()
+                raise
+            if not self._has_pushed:
+                self._break()
+                raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
+            self._turn = -1
+
+    def _break(self) -> None:
+        """Give the number of the present turn back."""
+        self._turn = -1
+        if not self._closed:
+            write(self._head, kind=Kind.BREAK)
+            self._send(REQUEST, self._links[0])
+
+    def _check_worker(self, where: str) -> None:
+        if self.is_server:
+            raise ValueError(f"{where}: rank {self._comm.rank} is a server; servers call serve")
+        if self._closed:
+            raise ValueError(f"{where}: the store is closed")
+        if self._left is not None:
+            error, self._left = self._left, None
+            raise error
+
+    def _checked(self, gradients: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return gradients as arrays.  Raises ValueError, which names a variable."""
+        for name in gradients:
+            if name not in self._params:
+                meant = did_you_mean(str(name), self._params)
+                raise ValueError(f"push: there is no variable {name!r}{meant}")
+        arrays = {}
+        for name, like in self._params.items():
+            if name not in gradients:
+                raise ValueError(f"push: the gradient of {name!r} is missing")
+            check_used("push", name, gradients[name], like)
+            array = plain("push", f"the gradient of {name!r}", gradients[name])
+            if (array.shape, array.dtype) != (like.shape, like.dtype):
+                raise ValueError(
+                    f"push: the gradient of {name!r} is {array.dtype}{list(array.shape)}; wanted "
+                    f"{like.dtype}{list(like.shape)}"
+                )
+            arrays[name] = array
+        return arrays
+
+    def _settle(self) -> None:
+        """Wait until it is known what has become of the last push."""
+        if not self._is_settled:
+            self._settle_by([self._ask(Kind.SETTLE, link).copy() for link in self._links])
+
+    def _settle_by(self, heads: Sequence[Any]) -> None:
+        """Count the last push, of which the heads of replies tell."""
+        for head in heads:
+            self._check(head)
+        self._lost = tuple(np.flatnonzero(heads[0]["ranks"]).tolist())
+        if not self._is_settled and heads[0]["staleness"] < 0:
+            self._discarded += 1
+        elif not self._is_settled:
+            self._staleness[max(int(head["staleness"]) for head in heads)] += 1
+        self._is_settled = True
+
+    def _ask(self, kind: Kind, link: _Link | None = None, **values: Any) -> Any:
+        """Send a request to a server, by default the deciding one; return the head of its reply."""
+        link = link or self._links[0]
+        write(self._head, kind=kind, **values)
+        with self._waits():
+            self._send(REQUEST, link)
+            self._comm.recv(self._reply.view(np.uint8), link.rank, REPLY)
+        self._check(self._reply[0])
+        return self._reply[0]
+
+    def _check(self, head: Any) -> None:
+        """Raise the error that a reply tells of."""
+        if head["kind"] == Kind.LOST:
+            raise self._lost_error(int(head["rank"]))
+        if head["kind"] == Kind.DIFFERENT:
+            raise rr.MismatchError(
+                f"steps: rank {head['other']} passes {head['count']} where rank {head['rank']} "
+                f"passes {head['number']}; every worker must pass the same count"
+            )
+
+    def _begin_sends(self, *more: int) -> list[rr.Work[Any]]:
+        """Begin to send the head to all servers, with gradients if `more` is DATA.
+
+        Workers begin with different servers.
+        """
+        first = self._comm.rank % len(self._links)
+        links = self._links[first:] + self._links[:first]
+        return [self._send(tag, link, True) for link in links for tag in (REQUEST, *more)]
+
+    def _send(self, tag: int, link: _Link, async_op: bool = False) -> Any:
+        message = self._head.view(np.uint8) if tag == REQUEST else link.pushed
+        self._sent_bytes += message.nbytes
+        return self._comm.send(message, link.rank, tag, async_op=async_op)
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        """Measure the time in which this worker waits; let the error name what is lost."""
+        begin = time.perf_counter()
+        try:
+            yield
+        except rr.PeerLostError as error:
+            raise self._lost_error(*error.ranks) from error
+        finally:
+            self._waited_s += time.perf_counter() - begin
+
+    def _lost_error(self, rank: int) -> rr.PeerLostError:
+        names = ", ".join(map(repr, self._shards[rank - self.workers].pieces)) or "no variable"
+        self._lost = tuple(sorted({*self._lost, rank}))
+        text = f"rank {rank}, a server, is lost, and with it its part of {names}"
+        return rr.PeerLostError(text, (rank,))
+
+    def _close(self) -> None:
+        """Tell the servers that this worker takes part no more."""
+        self._closed = True
+        write(self._head, kind=Kind.CLOSE)
+        for link in self._links:
+            with suppress(rr.RingReduceError):
+                self._send(REQUEST, link)
+
+
+class _Link:
+    """A worker's messages to and from one server."""
+
+    def __init__(self, comm: rr.Communicator, rank: int, shard: Shard) -> None:
+        self._comm, self.rank, self.shard = comm, rank, shard
+        self.pushed, self.answer = (comm.empty((shard.nbytes,), np.uint8) for _ in range(2))
+        self.gradients, self.pulled = shard.views(self.pushed), shard.views(self.answer)
+        self.head = shard.head_in(self.answer)
+        self._slots = np.empty((0, 0), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.pushed.nbytes + self.answer.nbytes + self._slots.nbytes
+
+    def receive(self) -> Any:
+        return self._comm.recv(self.answer, self.rank, DATA, async_op=True)
+
+    def receive_slots(self, count: int) -> Any:
+        self._slots = np.empty((count, self.shard.nbytes), np.uint8)
+        return self._comm.recv(self._slots, self.rank, SLOTS, async_op=True)
+
+    def slots_of(self, number: int) -> Views:
+        return self.shard.views(self._slots[number])
+
+
+class _Whole:
+    """Variables, put together from their pieces on the servers."""
+
+    def __init__(
+        self, like: Mapping[str, Any], placement: Mapping[str, Any], pieces: Sequence[Views]
+    ) -> None:
+        self._arrays = {}
+        self._copies = []
+        self.nbytes = 0
+        """Bytes of the arrays that are not in a server's message."""
+        for name, places in placement.items():
+            shape, dtype = like[name].shape, like[name].dtype
+            if len(places) == 1:
+                self._arrays[name] = pieces[places[0][0]][name].reshape(shape)
+                continue
+            flat = np.empty(like[name].size, dtype)
+            self._arrays[name] = flat.reshape(shape)
+            self.nbytes += flat.nbytes
+            self._copies += [(flat[start:stop], pieces[s][name]) for s, start, stop in places]
+
+    def update(self) -> dict[str, np.ndarray]:
+        """Return the arrays, with the numbers that the last messages have brought."""
+        for into, piece in self._copies:
+            into[...] = piece
+        return self._arrays
+
+
+def _check_numbers(
+    ranks: int, servers: int, replicas: int, staleness: int | None, backup_workers: int
+) -> None:
+    """Raise TypeError or ValueError if these numbers do not fit."""
+    where = "ParameterStore:"
+    servers = whole(f"{where} servers", servers, least=1)
+    if servers >= ranks:
+        raise ValueError(
+            f"{where} servers is {servers}; {counted(ranks, 'rank')} leave no worker; wanted at "
+            f"most {ranks - 1}"
+        )
+    if whole(f"{where} replicas", replicas, least=1) > servers:
+        raise ValueError(f"{where} replicas is {replicas}; wanted at most servers, {servers}")
+    if staleness is not None:
+        whole(f"{where} staleness", staleness, least=0)
+    if whole(f"{where} backup_workers", backup_workers, least=0) == 0:
+        return
+    if staleness != 0:
+        raise ValueError(
+            f"{where} backup_workers is {backup_workers} and staleness is {staleness}; backup "
+            "workers are for staleness 0"
+        )
+    if backup_workers >= ranks - servers:
+        raise ValueError(
+            f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
+            f"allow at most {ranks - servers - 1}"
+        )
+
+
+def _check_options(where: str, comm: rr.Communicator, options: Mapping[str, Any]) -> None:
+    """Raise MismatchError on all ranks where options differ."""
+    texts = gather_words(comm, [f"{name} = {value}" for name, value in options.items()])
+    for rank, theirs in enumerate(texts):
+        for said, wanted in zip(theirs, texts[0], strict=True):
+            if said != wanted:
+                raise rr.MismatchError(
+                    f"{where}: rank {rank} passes {said} where rank 0 passes {wanted}; every rank "
+                    "must pass the same arguments"
+                )
