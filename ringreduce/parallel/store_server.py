@@ -56,6 +56,7 @@ class Server:
         self._answer = comm.empty((shard.nbytes,), np.uint8)
         """The reply with parameters, which lie in it."""
         self._slots = comm.empty((len(slots), shard.nbytes), np.uint8)
+        self._slots[...] = 0
         self._parameters = shard.views(self._answer)
         self._slot_views = dict(zip(slots, map(shard.views, self._slots), strict=True))
         self._head_of_answer = shard.head_in(self._answer)
