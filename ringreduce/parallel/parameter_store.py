@@ -383,7 +383,7 @@ class ParameterStore:
             self._check_worker("close")
             self._settle()
         finally:
-            self._close()
+            self._tell(Kind.CLOSE, self._links)
 
     def __enter__(self) -> ParameterStore:
         return self
@@ -391,13 +391,16 @@ class ParameterStore:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
-        elif not (self._closed or self.is_server):
-            self._close()
+        else:
+            self._tell(Kind.CLOSE, self._links)
 
     # --- implementation ---
 
     def _turns(self, count: int) -> Iterator[int]:
         while True:
+            self._check_worker("steps")
+            if self._turn >= 0:
+                raise ValueError(f"steps: the turn of number {self._turn} has not ended")
             reply = self._ask(Kind.NUMBER, count=count)
             number, self._meeting = int(reply["number"]), int(reply["meeting"])
             self.total = float(reply["share"])
@@ -408,19 +411,13 @@ class ParameterStore:
                 yield number
             except GeneratorExit:
                 self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
-                self._break()
+                self._tell(Kind.BREAK, self._links[:1])
                 raise
+            finally:
+                self._turn = -1
             if not self._has_pushed:
-                self._break()
+                self._tell(Kind.BREAK, self._links[:1])
                 raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
-            self._turn = -1
-
-    def _break(self) -> None:
-        """Give the number of the present turn back."""
-        self._turn = -1
-        if not self._closed:
-            write(self._head, kind=Kind.BREAK)
-            self._send(REQUEST, self._links[0])
 
     def _check_worker(self, where: str) -> None:
         if self.is_server:
@@ -518,13 +515,13 @@ class ParameterStore:
         text = f"rank {rank}, a server, is lost, and with it its part of {names}"
         return rr.PeerLostError(text, (rank,))
 
-    def _close(self) -> None:
-        """Tell the servers that this worker takes part no more."""
-        self._closed = True
-        write(self._head, kind=Kind.CLOSE)
-        for link in self._links:
+    def _tell(self, kind: Kind, links: Sequence[_Link]) -> None:
+        """Tell servers, of which some may be lost, that this worker breaks off, or closes."""
+        write(self._head, kind=kind)
+        for link in () if self._closed else links:
             with suppress(rr.RingReduceError):
                 self._send(REQUEST, link)
+        self._closed |= kind is Kind.CLOSE
 
 
 class _Link:

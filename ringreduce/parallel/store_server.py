@@ -147,10 +147,9 @@ class Server:
     def _receive(self, worker: int, head: Any) -> None:
         """Receive a push; outside of synchronous steps apply it, unless this server decides."""
         self._waiting[worker] = head.copy()
-        if self.shard.pieces:
-            if worker not in self._pushed:
-                self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
-            self._comm.recv(self._pushed[worker], worker, DATA)
+        if worker not in self._pushed:
+            self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
+        self._comm.recv(self._pushed[worker], worker, DATA)
         if self._alone:
             self._rule.push(worker, int(head["push"]))
         elif not self._decides:
@@ -218,7 +217,7 @@ class Server:
         staleness = max(self._fate[worker] for worker in heads)
         number = max(numbers - {-1}, default=self._updates)
         weights = [float(head["samples"]) for head in heads.values()]
-        parts = [self.shard.views(self._pushed[w]) for w in heads if self.shard.pieces]
+        parts = [self.shard.views(self._pushed[w]) for w in heads]
         for name, parameters in self._parameters.items():
             gradient = _mean([part[name] for part in parts], weights)
             slots = tuple([views[name] for views in self._slot_views.values()])
