@@ -72,9 +72,8 @@ class Server:
         self._updates = 0
         self._pulled_at = Counter[int]()
         """Worker -> number of updates at its last pull."""
-        self.meeting, self._meets, self._counted = 0, False, (0, 0)
-        """How many loops of `steps` have begun; whether the last goes on; who began it, and with
-        which count."""
+        self.meeting, self._beginner = 0, 0
+        """How many loops of `steps` have begun, and which worker began the last."""
         self._applied = set[int]()
         """The numbers of this loop that were applied."""
         self._share = 0.0
@@ -159,19 +158,20 @@ class Server:
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
-        if not self._meets:
+        ended = self._rule.workers[worker].meetings
+        if ended == self.meeting:
             self._begin(self.meeting + 1)
-            self._meets, self._counted = True, (worker, count)
-        if count != self._counted[1]:
-            rank, number = self._counted
-            differ = {"kind": Kind.DIFFERENT, "rank": rank, "number": number}
-            self._failure = {**differ, "other": worker, "count": count}
-        elif not self._failure:
+            self._beginner = worker
+        elif ended == self.meeting - 1 and self._rule.count not in (None, count):
+            differ = {"rank": self._beginner, "number": self._rule.count}
+            differ |= {"kind": Kind.DIFFERENT, "other": worker, "count": count}
+            self._failure = differ
+        if not self._failure:
             self._rule.steps(worker, count)
 
     def _begin(self, meeting: int) -> None:
         """Begin to count the numbers of a loop of `steps`, if it is a new one."""
-        if meeting != self.meeting:
+        if meeting > self.meeting:
             self.meeting, self._share = meeting, 0.0
             self._applied.clear()
 
@@ -190,7 +190,6 @@ class Server:
             elif isinstance(decision, Go):
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
-                self._meets = decision.number is not None
                 self._reply(decision.worker, decision.number)
         for worker in list(self._asked) if self._failure else ():
             self._reply(worker)
