@@ -102,7 +102,7 @@ class Server:
             begin = time.perf_counter()
             try:
                 peer = self._comm.probe(REQUEST, timeout_s=_LOOK_S)
-            except rr.PeerTimeoutError:
+            except (rr.PeerLostError, rr.PeerTimeoutError):
                 peer = None
             self._waited_s += time.perf_counter() - begin
             try:
@@ -114,11 +114,14 @@ class Server:
                 self._decide()
             except rr.PeerLostError as error:
                 self._lose(*error.ranks)
+        self._look()
 
     # --- requests ---
 
     def _handle(self, peer: int, head: Any) -> None:
         kind = Kind(head["kind"])
+        if peer in self.lost:
+            return
         if kind is Kind.PUSH:
             self._receive(peer, head)
         elif kind is Kind.PUSHED:
@@ -196,7 +199,8 @@ class Server:
 
     def _tell(self, kind: Kind, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
-        for server in range(self._first + 1, self._comm.size) if self._synchronous else ():
+        tells = self._synchronous and self._open  # else servers may have closed
+        for server in range(self._first + 1, self._comm.size) if tells else ():
             write(self._reply_head, kind=kind, rank=workers[0])
             self._reply_head["ranks"][0, workers] = True
             self._send(self._reply_head.view(np.uint8), server, REQUEST)
@@ -258,7 +262,7 @@ class Server:
 
     def _look(self) -> None:
         """Look whether the other ranks live: a server that has closed was not lost."""
-        gone = self._open & self._comm.lost_peers(closed=True).keys()
+        gone = self._open & self._comm.lost_peers(closed=True)
         self._lose(*gone, *(rank for rank in self._comm.lost_peers() if rank >= self._first))
 
     def _lose(self, *ranks: int) -> None:
