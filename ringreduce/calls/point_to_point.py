@@ -257,10 +257,10 @@ class PointToPoint(Runner):
 
         return self._carry([*(received for received, _ in pairs), *sent], deliver, async_op)
 
-    def lost_peers(self, *, closed: bool = False) -> dict[int, Exception]:
-        """Return rank -> error of the ranks that send no more messages.
+    def lost_peers(self, *, closed: bool = False) -> set[int]:
+        """Return the ranks that are lost.
 
-        With `closed`, also of those that have closed the communicator in good order.
+        With `closed`, also those that have closed the communicator in good order.
 
         :meta private:
         """

@@ -127,10 +127,11 @@ class ParameterStore:
             raise TypeError(f"{where}: update is {shown(update)}; pass a function")
         _check_numbers(comm.size, servers, replicas, staleness, backup_workers)
         params = check_arrays(where, params)
+        has_arrays = _check_slots(params, slots)
         check_alike(where, comm, params)
         options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
         options |= {"backup_workers": backup_workers, "slots": list(slots)}
-        _check_options(where, comm, options)
+        _check_options(where, comm, options | {"arrays of slots": has_arrays})
         self._comm, self._params, self._slots = comm, params, tuple(slots)
         self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
         self.placement = place({name: array.size for name, array in params.items()}, servers)
@@ -171,9 +172,6 @@ class ParameterStore:
         given = {"": self._params} | (dict(slots) if isinstance(slots, Mapping) else {})
         for slot, arrays in given.items():
             for name, like in self._params.items():
-                if getattr(arrays.get(name), "shape", None) != like.shape:
-                    wanted = f"an array of shape {like.shape}"
-                    raise ValueError(f"ParameterStore: {slot}/{name} is not there; pass {wanted}")
                 array = np.ascontiguousarray(arrays[name], like.dtype)
                 value = self._comm.broadcast(array, root=0).reshape(-1)
                 if self._server is not None:
@@ -383,7 +381,7 @@ class ParameterStore:
             self._check_worker("close")
             self._settle()
         finally:
-            self._close()
+            self._tell(Kind.CLOSE, self._links)
 
     def __enter__(self) -> ParameterStore:
         return self
@@ -391,13 +389,16 @@ class ParameterStore:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
-        elif not (self._closed or self.is_server):
-            self._close()
+        else:
+            self._tell(Kind.CLOSE, self._links)
 
     # --- implementation ---
 
     def _turns(self, count: int) -> Iterator[int]:
         while True:
+            self._check_worker("steps")
+            if self._turn >= 0:
+                raise ValueError(f"steps: the turn of number {self._turn} has not ended")
             reply = self._ask(Kind.NUMBER, count=count)
             number, self._meeting = int(reply["number"]), int(reply["meeting"])
             self.total = float(reply["share"])
@@ -408,19 +409,13 @@ class ParameterStore:
                 yield number
             except GeneratorExit:
                 self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
-                self._break()
+                self._tell(Kind.BREAK, self._links[:1])
                 raise
+            finally:
+                self._turn = -1
             if not self._has_pushed:
-                self._break()
+                self._tell(Kind.BREAK, self._links[:1])
                 raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
-            self._turn = -1
-
-    def _break(self) -> None:
-        """Give the number of the present turn back."""
-        self._turn = -1
-        if not self._closed:
-            write(self._head, kind=Kind.BREAK)
-            self._send(REQUEST, self._links[0])
 
     def _check_worker(self, where: str) -> None:
         if self.is_server:
@@ -508,6 +503,8 @@ class ParameterStore:
         try:
             yield
         except rr.PeerLostError as error:
+            if not error.ranks:
+                raise  # this rank has left the communicator
             raise self._lost_error(*error.ranks) from error
         finally:
             self._waited_s += time.perf_counter() - begin
@@ -518,13 +515,13 @@ class ParameterStore:
         text = f"rank {rank}, a server, is lost, and with it its part of {names}"
         return rr.PeerLostError(text, (rank,))
 
-    def _close(self) -> None:
-        """Tell the servers that this worker takes part no more."""
-        self._closed = True
-        write(self._head, kind=Kind.CLOSE)
-        for link in self._links:
+    def _tell(self, kind: Kind, links: Sequence[_Link]) -> None:
+        """Tell servers, of which some may be lost, that this worker breaks off, or closes."""
+        write(self._head, kind=kind)
+        for link in () if self._closed else links:
             with suppress(rr.RingReduceError):
                 self._send(REQUEST, link)
+        self._closed |= kind is Kind.CLOSE
 
 
 class _Link:
@@ -592,6 +589,8 @@ def _check_numbers(
         )
     if whole(f"{where} replicas", replicas, least=1) > servers:
         raise ValueError(f"{where} replicas is {replicas}; wanted at most servers, {servers}")
+    if isinstance(staleness, float):
+        raise ValueError(f"{where} staleness is {staleness}; wanted a whole number or None")
     if staleness is not None:
         whole(f"{where} staleness", staleness, least=0)
     if whole(f"{where} backup_workers", backup_workers, least=0) == 0:
@@ -606,6 +605,18 @@ def _check_numbers(
             f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
             f"allow at most {ranks - servers - 1}"
         )
+
+
+def _check_slots(params: Mapping[str, Any], slots: Slots) -> bool:
+    """Return whether `slots` has arrays.  Raises ValueError if they do not fit the parameters."""
+    has_arrays = isinstance(slots, Mapping)
+    for slot, arrays in slots.items() if isinstance(slots, Mapping) else ():
+        for name, like in params.items():
+            if getattr(arrays.get(name), "shape", None) != like.shape:
+                raise ValueError(
+                    f"ParameterStore: slots has no {slot}/{name}; pass an array of shape {like.shape}"
+                )
+    return has_arrays
 
 
 def _check_options(where: str, comm: rr.Communicator, options: Mapping[str, Any]) -> None:

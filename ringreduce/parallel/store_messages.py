@@ -61,8 +61,6 @@ class StoreStats:
         0
     """
 
-    __module__ = "ringreduce.train"
-
     pushes: int = 0
     """Pushes: of a worker its own, of a server those that it has applied."""
     discarded: int = 0
@@ -77,6 +75,9 @@ class StoreStats:
     """Bytes of messages, and of a server's parameters and slots."""
     lost: tuple[int, ...] = ()
     """The ranks that are lost."""
+
+
+StoreStats.__module__ = "ringreduce.train"  # not before: dataclasses look that module up
 
 
 class Shard:

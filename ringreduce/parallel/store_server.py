@@ -56,6 +56,7 @@ class Server:
         self._answer = comm.empty((shard.nbytes,), np.uint8)
         """The reply with parameters, which lie in it."""
         self._slots = comm.empty((len(slots), shard.nbytes), np.uint8)
+        self._slots[...] = 0
         self._parameters = shard.views(self._answer)
         self._slot_views = dict(zip(slots, map(shard.views, self._slots), strict=True))
         self._head_of_answer = shard.head_in(self._answer)
@@ -71,9 +72,8 @@ class Server:
         self._updates = 0
         self._pulled_at = Counter[int]()
         """Worker -> number of updates at its last pull."""
-        self.meeting, self._meets, self._counted = 0, False, (0, 0)
-        """How many loops of `steps` have begun; whether the last goes on; who began it, and with
-        which count."""
+        self.meeting, self._beginner = 0, 0
+        """How many loops of `steps` have begun, and which worker began the last."""
         self._applied = set[int]()
         """The numbers of this loop that were applied."""
         self._share = 0.0
@@ -102,7 +102,7 @@ class Server:
             begin = time.perf_counter()
             try:
                 peer = self._comm.probe(REQUEST, timeout_s=_LOOK_S)
-            except rr.PeerTimeoutError:
+            except (rr.PeerLostError, rr.PeerTimeoutError):
                 peer = None
             self._waited_s += time.perf_counter() - begin
             try:
@@ -114,11 +114,14 @@ class Server:
                 self._decide()
             except rr.PeerLostError as error:
                 self._lose(*error.ranks)
+        self._look()
 
     # --- requests ---
 
     def _handle(self, peer: int, head: Any) -> None:
         kind = Kind(head["kind"])
+        if peer in self.lost:
+            return
         if kind is Kind.PUSH:
             self._receive(peer, head)
         elif kind is Kind.PUSHED:
@@ -146,10 +149,9 @@ class Server:
     def _receive(self, worker: int, head: Any) -> None:
         """Receive a push; outside of synchronous steps apply it, unless this server decides."""
         self._waiting[worker] = head.copy()
-        if self.shard.pieces:
-            if worker not in self._pushed:
-                self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
-            self._comm.recv(self._pushed[worker], worker, DATA)
+        if worker not in self._pushed:
+            self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
+        self._comm.recv(self._pushed[worker], worker, DATA)
         if self._alone:
             self._rule.push(worker, int(head["push"]))
         elif not self._decides:
@@ -159,19 +161,21 @@ class Server:
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
-        if not self._meets:
+        if self._failure:
+            return
+        ended = self._rule.workers[worker].meetings
+        if ended == self.meeting:
             self._begin(self.meeting + 1)
-            self._meets, self._counted = True, (worker, count)
-        if count != self._counted[1]:
-            rank, number = self._counted
-            differ = {"kind": Kind.DIFFERENT, "rank": rank, "number": number}
-            self._failure = {**differ, "other": worker, "count": count}
-        elif not self._failure:
-            self._rule.steps(worker, count)
+            self._beginner = worker
+        elif ended == self.meeting - 1 and self._rule.count not in (None, count):
+            differ = {"rank": self._beginner, "number": self._rule.count}
+            self._failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
+            return
+        self._rule.steps(worker, count)
 
     def _begin(self, meeting: int) -> None:
         """Begin to count the numbers of a loop of `steps`, if it is a new one."""
-        if meeting != self.meeting:
+        if meeting > self.meeting:
             self.meeting, self._share = meeting, 0.0
             self._applied.clear()
 
@@ -190,14 +194,14 @@ class Server:
             elif isinstance(decision, Go):
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
-                self._meets = decision.number is not None
                 self._reply(decision.worker, decision.number)
         for worker in list(self._asked) if self._failure else ():
             self._reply(worker)
 
     def _tell(self, kind: Kind, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
-        for server in range(self._first + 1, self._comm.size) if self._synchronous else ():
+        tells = self._synchronous and self._open  # else servers may have closed
+        for server in range(self._first + 1, self._comm.size) if tells else ():
             write(self._reply_head, kind=kind, rank=workers[0])
             self._reply_head["ranks"][0, workers] = True
             self._send(self._reply_head.view(np.uint8), server, REQUEST)
@@ -217,7 +221,7 @@ class Server:
         staleness = max(self._fate[worker] for worker in heads)
         number = max(numbers - {-1}, default=self._updates)
         weights = [float(head["samples"]) for head in heads.values()]
-        parts = [self.shard.views(self._pushed[w]) for w in heads if self.shard.pieces]
+        parts = [self.shard.views(self._pushed[w]) for w in heads]
         for name, parameters in self._parameters.items():
             gradient = _mean([part[name] for part in parts], weights)
             slots = tuple([views[name] for views in self._slot_views.values()])
@@ -259,7 +263,7 @@ class Server:
 
     def _look(self) -> None:
         """Look whether the other ranks live: a server that has closed was not lost."""
-        gone = self._open & self._comm.lost_peers(closed=True).keys()
+        gone = self._open & self._comm.lost_peers(closed=True)
         self._lose(*gone, *(rank for rank in self._comm.lost_peers() if rank >= self._first))
 
     def _lose(self, *ranks: int) -> None:

@@ -319,18 +319,17 @@ class Endpoint:
             return self._lost_error(peer, theirs.reason or "it closes the communicator")
         return None
 
-    def lost_peers(self, closed: bool) -> dict[int, Exception]:
-        """Return the error of each peer that is lost; with `closed`, of those that closed, too."""
-        found: dict[int, Exception] = {}
+    def lost_peers(self, closed: bool) -> set[int]:
+        """Return the peers that are lost; with `closed`, also those that closed in good order."""
+        found = set()
         with self.lock:
             for peer in self._peers():
-                theirs, lost = self.road.state_of(peer), self.road.lost(peer)
-                gone = theirs.broken or (theirs.state >= DRAINED and (closed or theirs.reason))
-                error = self._pairs[peer].error
-                if error is None and (lost or gone):
-                    error = self._lost_error(peer, lost or theirs.reason or "it has closed")
-                if error is not None:
-                    found[peer] = copy.copy(error)
+                theirs = self.road.state_of(peer)
+                left = theirs.broken or theirs.reason
+                lost = left or self._pairs[peer].error or self.road.lost(peer)
+                has_closed = theirs.state >= DRAINED and not left
+                if closed if has_closed else lost:
+                    found.add(peer)
         return found
 
     # --- for `Work`: the queue of asynchronous messages ---
