@@ -127,11 +127,12 @@ class ParameterStore:
             raise TypeError(f"{where}: update is {shown(update)}; pass a function")
         _check_numbers(comm.size, servers, replicas, staleness, backup_workers)
         params = check_arrays(where, params)
-        has_arrays = _check_slots(params, slots)
+        _check_slots(params, slots)
         check_alike(where, comm, params)
         options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
-        options |= {"backup_workers": backup_workers, "slots": list(slots)}
-        _check_options(where, comm, options | {"arrays of slots": has_arrays})
+        with_arrays = " with arrays" * isinstance(slots, Mapping)
+        options |= {"backup_workers": backup_workers, "slots": f"{[*slots]}{with_arrays}"}
+        _check_options(where, comm, options)
         self._comm, self._params, self._slots = comm, params, tuple(slots)
         self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
         self.placement = place({name: array.size for name, array in params.items()}, servers)
@@ -601,22 +602,17 @@ def _check_numbers(
             "workers are for staleness 0"
         )
     if backup_workers >= ranks - servers:
-        raise ValueError(
-            f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
-            f"allow at most {ranks - servers - 1}"
-        )
+        most = f"wanted at most {ranks - servers - 1}, one less than the workers"
+        raise ValueError(f"{where} backup_workers is {backup_workers}; {most}")
 
 
-def _check_slots(params: Mapping[str, Any], slots: Slots) -> bool:
-    """Return whether `slots` has arrays.  Raises ValueError if they do not fit the parameters."""
-    has_arrays = isinstance(slots, Mapping)
+def _check_slots(params: Mapping[str, Any], slots: Slots) -> None:
+    """Raise ValueError if the arrays of slots do not fit the parameters."""
     for slot, arrays in slots.items() if isinstance(slots, Mapping) else ():
         for name, like in params.items():
             if getattr(arrays.get(name), "shape", None) != like.shape:
-                raise ValueError(
-                    f"ParameterStore: slots has no {slot}/{name}; pass an array of shape {like.shape}"
-                )
-    return has_arrays
+                wanted = f"pass an array of shape {like.shape}"
+                raise ValueError(f"ParameterStore: slots has no {slot}/{name}; {wanted}")
 
 
 def _check_options(where: str, comm: rr.Communicator, options: Mapping[str, Any]) -> None:
