@@ -590,8 +590,6 @@ def _check_numbers(
         )
     if whole(f"{where} replicas", replicas, least=1) > servers:
         raise ValueError(f"{where} replicas is {replicas}; wanted at most servers, {servers}")
-    if isinstance(staleness, float):
-        raise ValueError(f"{where} staleness is {staleness}; wanted a whole number or None")
     if staleness is not None:
         whole(f"{where} staleness", staleness, least=0)
     if whole(f"{where} backup_workers", backup_workers, least=0) == 0:
@@ -602,8 +600,10 @@ def _check_numbers(
             "workers are for staleness 0"
         )
     if backup_workers >= ranks - servers:
-        most = f"wanted at most {ranks - servers - 1}, one less than the workers"
-        raise ValueError(f"{where} backup_workers is {backup_workers}; {most}")
+        raise ValueError(
+            f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
+            f"allow at most {ranks - servers - 1}"
+        )
 
 
 def _check_slots(params: Mapping[str, Any], slots: Slots) -> None:
