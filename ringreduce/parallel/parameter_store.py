@@ -595,6 +595,8 @@ def check_numbers(
         )
     if whole(f"{where}replicas", replicas, least=1) > servers:
         raise ValueError(f"{where}replicas is {replicas}; wanted at most servers, {servers}")
+    if isinstance(staleness, float):
+        raise ValueError(f"{where}staleness is {staleness}; wanted a whole number or None")
     if staleness is not None:
         whole(f"{where}staleness", staleness, least=0)
     if whole(f"{where}backup_workers", backup_workers, least=0) == 0:
