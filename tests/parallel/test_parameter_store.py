@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,7 @@ import ringreduce as rr
 from ringreduce.parallel.store_messages import place
 from ringreduce.train import ParameterStore
 
+Events = partial(defaultdict, threading.Event)  # a dict, name -> event
 by_servers = pytest.mark.parametrize("servers", [1, 2])
 
 
@@ -27,19 +29,15 @@ def count(parameters, slots, gradient, staleness, number) -> None:
 
 
 def spawned(work, workers=2, servers=1, *, start=None, caught=(), error=None, **how):
-    """Return what ``work(comm, store)`` returns, or the error that is `caught`, and servers' stats.
-
-    `error` is that of the whole program.
-    """
+    """Return what `work` returns, or the error that is `caught`, on workers, and servers' stats."""
     found, start = [None] * (workers + servers), start or {"w": np.zeros(6)}
 
     def program(comm):
         mine = {name: np.full_like(a, 7) if comm.rank else a for name, a in start.items()}
         try:
             with ParameterStore(comm, mine, servers=servers, **({"update": count} | how)) as store:
-                if store.is_server:
-                    store.serve()
-                found[comm.rank] = store.stats if store.is_server else work(comm, store)
+                result = store.serve() if store.is_server else work(comm, store)
+                found[comm.rank] = store.stats if store.is_server else result
         except caught as problem:
             found[comm.rank] = problem
 
@@ -67,22 +65,10 @@ def leave(comm) -> None:
     raise KeyError("gone")
 
 
-class Events(defaultdict):
-    """Name -> event."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Event)
-
-    def wait(self, name: str) -> None:
-        assert self[name].wait(120), name
-
-    def set_when_asked(self, name: str, comm) -> None:
-        """Set an event when the rank waits for an answer, so that a server has its request."""
-        receive = comm.recv
-        comm.recv = lambda *given, **named: self[name].set() or receive(*given, **named)
-
-
-# --- arrays and synchronous steps -----------------------------------------------------------------
+def set_when_asked(event: threading.Event, comm) -> None:
+    """Set the event when the rank waits for an answer, so that a server has its request."""
+    receive = comm.recv
+    comm.recv = lambda *given, **named: event.set() or receive(*given, **named)
 
 
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6), servers=st.integers(1, 4))
@@ -112,9 +98,6 @@ STARTS.append({name: np.full(shape, 2.0) for name, shape in SHAPES.items()})
 @pytest.mark.parametrize(("staleness", "pushed"), [(0, 1.5), (None, 3)])
 @pytest.mark.parametrize("start", STARTS, ids=["one number", "dtypes", "shapes"])
 def test_arrays_of_any_shape_and_dtype_which_a_pull_overwrites(start, staleness, pushed, servers):
-    def update(parameters, slots, gradient, staleness, number):
-        parameters += gradient
-
     def work(comm, store):
         found = store.pull()
         store.push({name: np.full_like(a, comm.rank + 1) for name, a in start.items()})
@@ -122,7 +105,8 @@ def test_arrays_of_any_shape_and_dtype_which_a_pull_overwrites(start, staleness,
         assert all(array is found[name] for name, array in store.pull().items())
         return {name: array.copy() for name, array in found.items()}
 
-    for found in spawned(work, 2, servers, update=update, start=start, staleness=staleness)[0]:
+    how = {"update": lambda mine, _, slope, *__: np.add(mine, slope, out=mine), "start": start}
+    for found in spawned(work, 2, servers, staleness=staleness, **how)[0]:
         assert found.keys() == start.keys()
         for name, array in start.items():
             assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -155,7 +139,7 @@ def test_synchronous_steps_equal_one_process(workers, servers, slots):
         for step in range(3):
             gradients = slope(comm.rank, step, store.pull())
             if comm.rank < workers - 1:
-                events.wait(f"{comm.rank + 1} in {step}")
+                events[f"{comm.rank + 1} in {step}"].wait(120)
             store.push(gradients, SAMPLES[comm.rank])
             events[f"{comm.rank} in {step}"].set()
         return {name: array.copy() for name, array in store.pull(slots=True).items()}
@@ -165,8 +149,7 @@ def test_synchronous_steps_equal_one_process(workers, servers, slots):
     for step in range(3):
         slopes = [slope(rank, step, wanted) for rank in range(workers)]
         for name in MODEL:
-            shares = np.divide(SAMPLES[:workers], sum(SAMPLES[:workers]))
-            mean = sum(part[name] * share for part, share in zip(slopes, shares, strict=True))
+            mean = np.average([part[name] for part in slopes], 0, SAMPLES[:workers])
             momentum(wanted[name], [wanted[f"m/{name}"]], mean, 0, step)
     for found in spawned(work, workers, servers, update=momentum, slots=slots, start=MODEL)[0]:
         assert found.keys() == wanted.keys()
@@ -181,32 +164,29 @@ def test_synchronous_steps_equal_one_process(workers, servers, slots):
 @pytest.mark.parametrize("mode", [(0, 0), (0, 1), (1, 0), (2, 0), (None, 0)])
 def test_each_number_is_in_the_parameters_exactly_once_and_its_worker_sees_it(mode, servers):
     turns = [6, 0, 4]
+    wanted = np.cumsum([[n < each for n in range(6)] for each in turns], axis=0)
 
     def update(parameters, slots, gradient, staleness, number):
         parameters += gradient != 0
         assert servers > 1 or number == max(np.flatnonzero(gradient))
 
     def work(comm, store):
-        dealt, found = [], []
-        for loop, each in enumerate(turns):
+        dealt = 0
+        for each, least in zip(turns, wanted, strict=True):
             for number in store.steps(each):
                 dropped = store.stats.discarded
-                dealt.append(number)
+                dealt += 1
                 store.push(one(number))
                 if comm.rank != 1:  # rank 1 pulls only at the end
-                    seen = value(store)[number]
-                    assert seen == 1 + loop // 2 or store.stats.discarded > dropped
-            found.append(value(store))  # others may have begun the next loop
-        return dealt, found, store.stats.discarded
+                    sees = store.pull()["w"][number] == least[number]
+                    assert sees or store.stats.discarded > dropped
+            assert (store.pull()["w"] >= least).all()  # others may have begun the next loop
+        return dealt, value(store), store.stats.discarded
 
     how = {"update": update, "staleness": mode[0], "backup_workers": mode[1]}
-    workers, _ = spawned(work, 3, servers, **how)
-    wanted = np.cumsum([[n < each for n in range(6)] for each in turns], axis=0)
-    for _, found, _ in workers:
-        assert (np.array(found) >= wanted).all()
-        assert found[-1] == wanted[-1].tolist()
-    dealt = [number for numbers, _, _ in workers for number in numbers]
-    assert len(dealt) == sum(turns) + sum(discarded for _, _, discarded in workers)
+    dealt, found, dropped = zip(*spawned(work, 3, servers, **how)[0], strict=True)
+    assert [*found] == [wanted[-1].tolist()] * 3
+    assert sum(dealt) == sum(turns) + sum(dropped)
 
 
 @by_servers
@@ -217,14 +197,14 @@ def test_a_bound_is_reached_and_not_exceeded(bound, pushes, servers):
 
     def work(comm, store):
         if comm.rank:
-            events.wait("asked")
+            events["asked"].wait(120)
             store.pull()
             return store.push(one(5))
         seen = []
         for push in range(pushes):
             store.push(one(0))
             if push == bound:
-                events.set_when_asked("asked", comm)
+                set_when_asked(events["asked"], comm)
             seen.append(value(store)[5])
         events["asked"].set()
         return seen
@@ -238,23 +218,20 @@ def test_a_late_gradient_of_a_backup_worker_is_dropped_and_its_number_dealt_agai
     events = Events()
 
     def work(comm, store):
-        dealt = []
         for number in store.steps(2):
-            dealt.append(number)
             events[f"dealt to {comm.rank}"].set()
-            events.wait("step 0 has closed" if comm.rank else "dealt to 1")
+            events["step 0 has closed" if comm.rank else "dealt to 1"].wait(120)
             store.push(one(number))
             store.pull()
             events["step 0 has closed"].set()
-        return dealt, value(store), store.stats.discarded
+        return value(store), store.stats.discarded
 
-    (first, second), of_servers = spawned(work, 2, servers, backup_workers=1)
-    assert sorted(first[0] + second[0]) == sorted([0, 1, second[0][0]])
-    assert [first[1:], second[1:]] == [([1, 1, 0, 0, 0, 0], dropped) for dropped in (0, 1)]
+    workers, of_servers = spawned(work, 2, servers, backup_workers=1)
+    assert workers == [([1, 1, 0, 0, 0, 0], dropped) for dropped in (0, 1)]
     assert [(stats.pushes, stats.discarded) for stats in of_servers] == [(2, 1)] * servers
 
 
-def test_staleness_is_the_number_of_updates_since_the_pull_the_largest_over_servers():
+def test_stats_have_bytes_time_and_the_largest_staleness_over_servers():
     """Worker 0 pulls when the push of worker 1 is applied on server 1, and not on server 0."""
     events, seen = Events(), ([], [])
 
@@ -268,46 +245,32 @@ def test_staleness_is_the_number_of_updates_since_the_pull_the_largest_over_serv
 
         def held(message, peer, tag, **how):
             if comm.rank == 1 and peer == 2:
-                events.wait("pulled")
+                events["pulled"].wait(120)
             return send(message, peer, tag, **how)
 
         comm.send = held
         if comm.rank == 0:
-            events.wait("applied on server 1")
+            events["applied on server 1"].wait(120)
             store.pull()
             events["pulled"].set()
-            events.wait("pushed")
+            events["pushed"].wait(120)
         store.push(start)
         events["pushed"].set()
         store.pull()
-        return store.stats.staleness
-
-    start = {"w": np.zeros(3), "v": np.ones(3)}
-    workers, of_servers = spawned(work, 2, 2, update=update, start=start, staleness=None)
-    assert seen == ([(0, 0), (1, 1)], [(0, 0), (0, 1)])
-    assert workers == [{1: 1}, {0: 1}]
-    assert [stats.staleness for stats in of_servers] == [{0: 1, 1: 1}, {0: 2}]
-
-
-@by_servers
-def test_stats_count_bytes_and_time(servers):
-    def work(comm, store):
-        for _ in range(3):
-            store.push({"w": np.ones(6_000)})
-            store.pull()
         return store.stats
 
-    start = {"w": np.zeros(6_000)}
-    workers, of_servers = spawned(work, 2, servers, start=start, staleness=None)
-    figures = [(3, 3, 2)] * 2 + [(6, 6 / servers, 3 / servers)] * servers
-    for stats, (pushes, sent, held) in zip(workers + of_servers, figures, strict=True):
-        assert (stats.pushes, stats.discarded, stats.lost) == (pushes, 0, ())
-        assert 48_000 * sent < stats.sent_bytes < 60_000 * sent
-        assert 48_000 * held < stats.held_bytes < 80_000 * held
+    start = {"w": np.zeros(3_000), "v": np.ones(3_000)}
+    workers, of_servers = spawned(work, 2, 2, update=update, start=start, staleness=None)
+    assert seen == ([(0, 0), (1, 1)], [(0, 0), (0, 1)])
+    figures = [(1, {1: 1}, 2, 4), (1, {0: 1}, 2, 4), (2, {0: 1, 1: 1}, 3, 3), (2, {0: 2}, 3, 3)]
+    for stats, (pushes, staleness, sent, held) in zip(workers + of_servers, figures, strict=True):
+        assert (stats.pushes, stats.staleness, stats.lost) == (pushes, staleness, ())
+        assert 24_000 * sent < stats.sent_bytes < 28_000 * sent
+        assert 24_000 * held < stats.held_bytes < 28_000 * held
         assert stats.waited_s > 0
 
 
-# --- turns that fail, and losses ------------------------------------------------------------------
+# --- turns that fail, losses, and misuse ----------------------------------------------------------
 
 FAULTS = {
     "break": ("the loop was left in the turn of number", None),
@@ -331,14 +294,14 @@ def test_the_others_end_when_a_turn_fails_and_each_number_counts_once(fault, sta
         for number in store.steps(6):
             if comm.rank == 1:
                 events["dealt"].set()
-                events.wait("asked")
+                events["asked"].wait(120)
                 if fault == "break":
                     break
                 FAULTS[fault][1](comm, store, number)
             else:
-                events.wait("dealt")
+                events["dealt"].wait(120)
                 store.push(one(number))
-                events.set_when_asked("asked", comm)
+                set_when_asked(events["asked"], comm)
         return value(store), store.stats.lost
 
     caught = {"caught": (ValueError, KeyError), "staleness": staleness}
@@ -353,16 +316,15 @@ def test_a_worker_that_left_a_loop_may_be_one_loop_behind():
     events = Events()
 
     def work(comm, store):
-        for number in store.steps(6):
-            events[f"dealt to {comm.rank}"].set()
-            if comm.rank:
-                break
-            events.wait("dealt to 1")
-            store.push(one(number))
         if comm.rank:
+            next(store.steps(6))
+            events["left"].set()
             assert "the loop was left" in text_of(ValueError, store.pull)
-            events.wait("second loop")
-            assert [*store.steps(6)] == []
+            events["second loop"].wait(120)
+        for number in store.steps(6):
+            assert comm.rank == 0
+            events["left"].wait(120)
+            store.push(one(number))
         for number in store.steps(4):
             events["second loop"].set()
             store.push(one(number))
@@ -396,12 +358,8 @@ def test_a_server_whose_update_raises_is_named_with_its_variables_on_all_ranks(l
     workers, of_servers = spawned(work, 2, 3, error=ZeroDivisionError, **how)
     assert of_servers.pop(lost) is None
     text = f"rank {2 + lost}, a server, is lost, and with it its part of 'v{lost}'"
-    assert [(str(error), error.ranks) for error in workers + of_servers] == [
-        (text, (2 + lost,))
-    ] * 4
-
-
-# --- misuse ---------------------------------------------------------------------------------------
+    found = [(str(error), error.ranks) for error in workers + of_servers]
+    assert found == [(text, (2 + lost,))] * 4
 
 
 @by_servers
@@ -410,9 +368,8 @@ def test_counts_of_steps_that_differ_are_a_mismatch_on_all(servers):
         for number in store.steps(4 + (comm.rank == 1)):
             store.push(one(number))
 
-    texts = {str(error) for error in spawned(work, 3, servers, caught=rr.MismatchError)[0]}
-    assert len(texts) == 1
-    assert re.search("steps: rank . passes [45] where rank . passes [45]; every", texts.pop())
+    (text,) = {str(error) for error in spawned(work, 3, servers, caught=rr.MismatchError)[0]}
+    assert re.search("steps: rank . passes [45] where rank . passes [45]; every", text)
 
 
 GOOD = {"weight": np.ones(2), "b": np.ones(1)}
@@ -424,7 +381,6 @@ GOOD = {"weight": np.ones(2), "b": np.ones(1)}
         (GOOD | {"weigth": np.ones(2)}, "no variable 'weigth'; did you mean 'weight'?"),
         ({"weight": np.ones(2)}, "the gradient of 'b' is missing"),
         (GOOD | {"b": None}, "the gradient of 'b' is None"),
-        (GOOD | {"b": "1"}, "the gradient of 'b' is str"),
         (GOOD | {"weight": np.ones(3)}, "'weight' is float64[3]; wanted float64[2]"),
         (GOOD | {"b": np.ones(1, "float32")}, "'b' is float32[1]; wanted float64[1]"),
     ],
@@ -441,17 +397,14 @@ def test_a_wrong_gradient_is_named_and_the_store_goes_on(gradients, words):
 def test_calls_on_a_rank_of_the_other_kind_and_after_close_are_refused():
     def program(comm):
         with ParameterStore(comm, one(0), count) as store:
-            calls = [store.pull, lambda: store.push(one(0)), lambda: store.steps(1)]
-            texts = [] if store.is_server else [text_of(ValueError, store.serve)]
+            calls = [store.serve, store.pull, lambda: store.push(one(0)), lambda: store.steps(1)]
             store.serve() if store.is_server else store.close()
-            return texts + [text_of(ValueError, call) for call in calls]
+            return [text_of(ValueError, call) for call in calls[store.is_server :]]
 
-    names = "pull", "push", "steps"
-    assert rr.spawn(program, 2, timeout_s=120) == [
-        ["serve: rank 0 is a worker; servers call serve"]
-        + [f"{name}: the store is closed" for name in names],
-        [f"{name}: rank 1 is a server; servers call serve" for name in names],
-    ]
+    (serve, *closed), wrong = rr.spawn(program, 2, timeout_s=120)
+    assert serve == "serve: rank 0 is a worker; servers call serve"
+    assert closed == [f"{name}: the store is closed" for name in ("pull", "push", "steps")]
+    assert {text.partition(": ")[2] for text in wrong} == {"rank 1 is a server; servers call serve"}
 
 
 def over_mpi(comm) -> None:
@@ -463,5 +416,4 @@ def over_mpi(comm) -> None:
         for number in store.steps(9):
             store.pull()
             store.push({"w": np.eye(1, 90_000, 10_000 * number)[0]})
-        assert np.flatnonzero(store.pull()["w"]).tolist() == [*range(0, 90_000, 10_000)]
-        assert store.pull()["w"].sum() == 9
+        assert store.pull()["w"][::10_000].tolist() == [1] * 9
