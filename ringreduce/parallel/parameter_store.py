@@ -125,7 +125,8 @@ class ParameterStore:
         check_comm(where, comm)
         if not callable(update):
             raise TypeError(f"{where}: update is {shown(update)}; pass a function")
-        _check_numbers(comm.size, servers, replicas, staleness, backup_workers)
+        numbers = servers, replicas, staleness, backup_workers
+        check_numbers(comm.size, *numbers, where=f"{where}: ")
         params = check_arrays(where, params)
         check_alike(where, comm, params)
         options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
@@ -605,32 +606,36 @@ class _Whole:
         return self._arrays
 
 
-def _check_numbers(
-    ranks: int, servers: int, replicas: int, staleness: int | None, backup_workers: int
+def check_numbers(
+    ranks: int,
+    servers: int,
+    replicas: int,
+    staleness: int | None,
+    backup_workers: int,
+    where: str = "",
 ) -> None:
-    """Raise TypeError or ValueError if these numbers do not fit."""
-    where = "ParameterStore:"
-    servers = whole(f"{where} servers", servers, least=1)
+    """Raise TypeError or ValueError if these numbers do not fit; its text begins with `where`."""
+    servers = whole(f"{where}servers", servers, least=1)
     if servers >= ranks:
         raise ValueError(
-            f"{where} servers is {servers}; {counted(ranks, 'rank')} leave no worker; wanted at "
-            f"most {ranks - 1}"
+            f"{where}servers is {servers}; of {counted(ranks, 'rank')} that leaves no worker: pass "
+            "fewer servers, or start more ranks"
         )
-    if whole(f"{where} replicas", replicas, least=1) > servers:
-        raise ValueError(f"{where} replicas is {replicas}; wanted at most servers, {servers}")
+    if whole(f"{where}replicas", replicas, least=1) > servers:
+        raise ValueError(f"{where}replicas is {replicas}; wanted at most servers, {servers}")
     if staleness is not None:
-        whole(f"{where} staleness", staleness, least=0)
-    if whole(f"{where} backup_workers", backup_workers, least=0) == 0:
+        whole(f"{where}staleness", staleness, least=0)
+    if whole(f"{where}backup_workers", backup_workers, least=0) == 0:
         return
     if staleness != 0:
         raise ValueError(
-            f"{where} backup_workers is {backup_workers} and staleness is {staleness}; backup "
+            f"{where}backup_workers is {backup_workers} and staleness is {staleness}; backup "
             "workers are for staleness 0"
         )
     if backup_workers >= ranks - servers:
         raise ValueError(
-            f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
-            f"allow at most {ranks - servers - 1}"
+            f"{where}backup_workers is {backup_workers}; wanted fewer than workers, "
+            f"{ranks - servers}"
         )
 
 
