@@ -120,6 +120,8 @@ class Part(ABC):
 
     losses = 1
     """The number of losses that `gradients` returns."""
+    blame = ""
+    """Words that name the rank whose loss is infinite, if it is known."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -210,6 +212,12 @@ class Part(ABC):
         return self.state_bytes + self.activation_bytes
 
     # --- evaluation, and proofs ---
+
+    def total(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        """Return the sum, or the mean, of what all ranks have counted.  Collective."""
+        comm, algorithm = self.run.comm, self.run.settings.algorithm
+        total: np.ndarray = comm.all_reduce(array, op, algorithm=algorithm)
+        return total
 
     @abstractmethod
     def right(self, x: Any, labels: Any) -> int:
