@@ -33,8 +33,9 @@ from ringreduce.train.loop import Trainer, shapes
 from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result
+from ringreduce.train.served_part import lowest_says
 from ringreduce.train.settings import Outputs
-from ringreduce.train.strategies import to_plain
+from ringreduce.train.strategies import ParameterServer, to_plain
 
 _PROG = "python -m ringreduce.train"
 _SPEAKING_S = 0.5
@@ -106,10 +107,19 @@ def _reported(comm: rr.Communicator) -> Iterator[None]:
         text, code = str(error), 1
     else:
         return
-    if comm.rank == 0:
+    if comm.rank == _lowest(comm):
         print_error(f"{_PROG}: error: {text}")
-    comm.barrier()  # the first rank that ends with a code stops the job: wait for the text
+    try:
+        comm.barrier()  # the first rank that ends with a code stops the job: wait for the text
+    except rr.PeerLostError:
+        time.sleep(_SPEAKING_S)
     raise _FailedError(code)
+
+
+def _lowest(comm: rr.Communicator) -> int:
+    """Return the lowest rank that lives."""
+    lowest: int = min({*range(comm.size)} - comm.lost_peers())
+    return lowest
 
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
@@ -126,7 +136,7 @@ def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
 
 def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
     """Print the last line.  Raises _WriteError on all ranks if an output was not written."""
-    if comm.rank == 0:
+    if runs[-1].speaks:
         seconds = sum(run.elapsed_s for run in runs)
         print(last_line(comm, [run.result for run in runs], seconds), flush=True)
     if unwritten := "; ".join(filter(None, (run.unwritten for run in runs))):
@@ -172,7 +182,8 @@ class _Run:
     ) -> None:
         """Make a run, with the seed of the settings plus `seed`."""
         self._comm, self._given, self._outputs, self._stack = comm, given, outputs, stack
-        self._speaks = comm.rank == 0
+        self.speaks = comm.rank == 0
+        """Whether this rank prints and writes."""
         self.elapsed_s = 0.0
         """Seconds of training: steps, accuracies, proofs and checkpoints."""
         self.unwritten = ""
@@ -184,7 +195,7 @@ class _Run:
         self._change: rr.Change | None = None
         """How the ranks have changed before; None in the first generation."""
         self._is_first = not seed
-        together(comm, self._find if self._speaks else nothing)
+        together(comm, self._find if self.speaks else nothing)
         facts = from_rank_0(comm, None if self._before is None else dict(self._before.facts))
         settings = given.settings(_plain_in(facts, "settings"))
         self.settings = dataclasses.replace(settings, seed=settings.seed + seed)
@@ -219,7 +230,7 @@ class _Run:
             self._trainer.go_on_with_store()  # which may be that of other ranks now
             return
         self._stack.close()  # the outputs of this rank, if it has spoken before
-        self._comm, self._speaks, self._writer = comm, comm.rank == 0, None
+        self._comm, self.speaks, self._writer = comm, comm.rank == 0, None
         how = self._split, self.settings, self._xp, self._named, state
         self._trainer = together(comm, lambda: Trainer(comm, *how))
 
@@ -241,8 +252,8 @@ class _Run:
 
     def train(self) -> None:
         """Train to the end, and print the `result`."""
-        together(self._comm, self._open if self._speaks else nothing)
-        if self._speaks:
+        together(self._comm, self._open if self.speaks else nothing)
+        if self.speaks:
             self._print_heading()
         history = History()
         watchers = together(self._comm, partial(self._watchers, history))
@@ -251,7 +262,9 @@ class _Run:
         self.result = result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
         self.elapsed_s = time.perf_counter() - begin
         self._trainer.close()
-        if self._speaks:
+        if watchers and self._comm.rank == _lowest(self._comm):
+            watchers[0].steps([])  # opens the outputs, if the rank that had them is lost
+        if self.speaks:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
             print(results(result, self._outputs.verbose), flush=True)
@@ -276,8 +289,15 @@ class _Run:
                 print("nothing was trained: there is nothing to draw", flush=True)
             self.unwritten = "; ".join(failed)
 
-        together(self._comm, end if self._speaks else nothing)
-        self.unwritten = from_rank_0(self._comm, self.unwritten)
+        strategy = self._trainer.strategy
+        if not isinstance(strategy, ParameterServer):
+            together(self._comm, end if self.speaks else nothing)
+            self.unwritten = from_rank_0(self._comm, self.unwritten)
+            return
+        if self.speaks:
+            end()
+        workers = self._comm.size - strategy.servers
+        self.unwritten = lowest_says(self._comm, workers, self.unwritten.encode).decode()
 
     # --- before the run ---
 
@@ -288,17 +308,17 @@ class _Run:
                 self._fits, lambda why: _complain(f"passed over: {why}")
             )
 
-    def _open(self) -> None:
-        """Open the folder for checkpoints, if there is one; on rank 0 alone.
+    def _open(self, follows: bool = False) -> None:
+        """Open the folder for checkpoints, if there is one; on the rank that speaks.
 
-        The rank 0 of a generation before has closed it.  Raises CheckpointError if a new run would
-        mix its checkpoints with those of another.
+        The rank that spoke before has closed it, or is lost: then this one `follows`.  Raises
+        CheckpointError if a new run would mix its checkpoints with those of another.
         """
         if self._outputs.checkpoint_dir is None:
             return
         folder = Folder(self._outputs.checkpoint_dir, self._outputs.keep)
         self._stack.callback(folder.close)
-        if self._change is None and not self._outputs.resume:
+        if self._change is None and not (follows or self._outputs.resume):
             folder.check_new()
         self._writer = Writer(folder, self._complain)
         self._stack.callback(self._writer.wait)
@@ -355,24 +375,30 @@ class _Run:
         }
 
     def _watchers(self, history: History) -> list[Careful]:
-        if not self._speaks:
+        if not (self.speaks or isinstance(self._trainer.strategy, ParameterServer)):
             return []
+        sinks = self._sinks(history)
+        careful = Careful(list(sinks) if self.speaks else sinks, self._complain)
+        self._stack.callback(careful.close)
+        return [careful]
+
+    def _sinks(self, history: History) -> Iterator[Sink]:
+        """Open the outputs; on another rank than 0, those of a rank that is lost."""
+        follows, self.speaks = not self.speaks, True
+        if follows:
+            self._open(follows)
         outputs, reported = self._outputs, self._trainer.reported
-        goes_on = self._change is not None or self._facts is not None
-        epoch_steps = self._trainer.epoch_steps
-        sinks: list[Sink] = [Progress(self.settings.epochs, epoch_steps, sys.stdout)]
+        goes_on = follows or self._change is not None or self._facts is not None
+        yield Progress(self.settings.epochs, self._trainer.epoch_steps, sys.stdout)
         if outputs.plot is not None:
             plot.check_place(outputs.plot)
-            sinks.append(history)
+            yield history
         if outputs.metrics is not None:
             lines = JsonLines(outputs.metrics, *reported, goes_on=goes_on)
             history.again(lines.kept)
-            sinks.append(lines)
+            yield lines
         if outputs.tensorboard is not None:
-            sinks.append(TensorBoard(outputs.tensorboard, reported[0]))
-        careful = Careful(sinks, self._complain)
-        self._stack.callback(careful.close)
-        return [careful]
+            yield TensorBoard(outputs.tensorboard, reported[0])
 
     def _complain(self, text: str) -> None:
         """Say that an output could not be written."""

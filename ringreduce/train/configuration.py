@@ -10,10 +10,11 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ringreduce.errors import did_you_mean
 from ringreduce.train.settings import Outputs, Settings, checked
@@ -353,5 +354,7 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
     else:
         text += f" (default: {default})"
         name = {int: "N", float: "X"}.get(type(default), "NAME")
-        action = group.add_argument(flag, type=type(default), metavar=name, help=text)
-        vars(action)["words"] = about.get("words", ())  # for the completion of shells
+        words, kind = about.get("words", ()), cast(Callable[[str], Any], type(default))
+        read = wraps(kind, updated=())(lambda word: word if word in words else kind(word))
+        action = group.add_argument(flag, type=read, metavar=name, help=text)
+        vars(action)["words"] = words  # for the completion of shells

@@ -11,10 +11,12 @@ checkpoint, and at the end.  If replicas step alone, proofs and checkpoints wait
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 
@@ -24,12 +26,13 @@ import ringreduce as rr
 from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
 from ringreduce.parallel.data_parallel import average
-from ringreduce.parallel.equality import check_equal
+from ringreduce.parallel.equality import bytes_of, check_equal
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
+from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import InPlace, Store
 
@@ -283,6 +286,8 @@ class Trainer:
             >>> rr.spawn(program, 2)[0]
             [5, 10]
         """
+        if isinstance(self._part, Served):
+            return self._run_by_store(self._part, watchers, save, save_every)
         every = self.settings.check_every
         made = self.store.step
         # Another process may have made steps, or have received them from a checkpoint.
@@ -380,8 +385,7 @@ class Trainer:
         right = self._part.right(self._held_out_x, self._held_out_labels)
         if not self._part.counts:
             right = 0
-        total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
-        return int(total[0]) / self._held_out_samples
+        return int(self._part.total(np.array([right]))[0]) / self._held_out_samples
 
     def time_steps(self, count: int) -> list[float]:
         """Make `count` steps, and return how long each has taken.  Collective.
@@ -437,16 +441,10 @@ class Trainer:
     def _make_step(self, counts: bool = True) -> float:
         """Make a step, and return its seconds; `counts`: it is a step of the run, and reported."""
         begin = time.perf_counter()
-        settings, part, number = self.settings, self._part, self.store.step
-        course = self._course
-        epoch, batch = course.epoch_of(number), course.batch_of(number)
-        rows = part.rows(len(batch))
-        mine = self._xp.asarray(batch[rows])
-        x = self._x[mine]
-        if settings.noise:
-            key = settings.seed, epoch, course.number_in_epoch(number)
-            x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
-        share = part.gradients(x, self._labels[mine], len(batch))
+        settings, part, course = self.settings, self._part, self._course
+        number = self.store.step
+        x, labels, count = self._samples(number)
+        share = part.gradients(x, labels, count)
         if settings.clip:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
@@ -467,10 +465,22 @@ class Trainer:
             communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
-            self._journal.record(loss, lr, len(batch), times, counts)
-        is_first = self._first_with.setdefault(len(batch), number + 1) == number + 1
+            self._journal.record(loss, lr, count, times, counts)
+        is_first = self._first_with.setdefault(count, number + 1) == number + 1
         self._times[0 if is_first else 1] += 1, *times
         return step_s
+
+    def _samples(self, number: int) -> tuple[Any, Any, int]:
+        """Return a step's samples of this rank, their labels, and the count of all samples."""
+        settings, course = self.settings, self._course
+        batch = course.batch_of(number)
+        rows = self._part.rows(len(batch))
+        mine = self._xp.asarray(batch[rows])
+        x = self._x[mine]
+        if settings.noise:
+            key = settings.seed, course.epoch_of(number), course.number_in_epoch(number)
+            x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
+        return x, self._labels[mine], len(batch)
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
         """Report the steps since the last call.  Collective if ranks step alone."""
@@ -486,8 +496,8 @@ class Trainer:
         if bad is not None:
             step = reported[bad]
             raise FloatingPointError(
-                f"train: the loss is {step.loss} in step {step.step}, epoch {step.epoch}, with "
-                f"lr {step.lr:g}; take a smaller lr"
+                f"train: the loss is {step.loss}{self._part.blame} in step {step.step}, epoch "
+                f"{step.epoch}, with lr {step.lr:g}; take a smaller lr"
             )
 
     def _check_finite(self) -> None:
@@ -526,9 +536,68 @@ class Trainer:
     def _mean_times(self) -> tuple[float, float, float]:
         first, others = self._times
         mine = (others if others[0] else first).copy()
-        count, *totals = self.comm.all_reduce(mine, "mean", algorithm=self.settings.algorithm)
+        count, *totals = self._part.total(mine, "mean")
         step_s, communication_s, exposed_s = (float(total / max(1, count)) for total in totals)
         return step_s, communication_s, exposed_s
+
+    # --- with a parameter server ---
+
+    def _run_by_store(
+        self, part: Served, watchers: Sequence[Watcher], save: Any, save_every: int
+    ) -> Result:
+        """Train as `run`, with parameters on servers.  Only making the store is collective."""
+        course, problem = self._course, ""
+        left = range(self.store.step, self.steps)
+        epochs = [list(steps) for _, steps in groupby(left, course.epoch_of)]
+        with part.open(course, epochs) as store, np.errstate(over="ignore", invalid="ignore"):
+            self.store = InPlace(journal_arrays(course, self.state))  # the others are on servers
+            self.go_on_with_store()
+            if store.is_server:
+                store.serve()
+                epochs = []
+            try:
+                for steps in epochs:
+                    self._make_epoch(part, steps)
+                    saves = not save_every or any((step + 1) % save_every == 0 for step in steps)
+                    saves |= steps is epochs[-1]
+                    part.pull(slots=saves)
+                    for speaks in part.reports():
+                        self._steps_of_epoch, self._journal.steps = [], steps[-1]
+                        self._report_steps(watchers if speaks else ())
+                        self._check_finite()
+                        if speaks:
+                            self._end_epoch(watchers)
+                            self._save(save if saves else None)
+            except FloatingPointError as error:
+                problem = str(error)
+
+        def outcome() -> Any:
+            if problem:
+                return problem if part.blame or math.isfinite(self.state.last_loss) else None
+            return self.state.last_loss, self.accuracy(), *self._mean_times()
+
+        numbers, flat = part.agree(outcome)
+        digest = hashlib.sha256(bytes_of(flat).data).hexdigest()
+        self.store.restore(journal_arrays(course, State(self.steps, 0.0, numbers[0])), self.steps)
+        nbytes = {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
+        return Result(flat, digest, *numbers, **nbytes)
+
+    def _make_epoch(self, part: Served, steps: Sequence[int]) -> None:
+        """Make the steps of an epoch with the other workers.  In the journal they are one."""
+        journal, course, count, store = self._journal, self._course, len(steps), part.store
+        begin, waited, part.blame = time.perf_counter(), store.stats.waited_s, ""
+        for number in store.steps(count * part.replicas):
+            step, part.replica = divmod(number, part.replicas)
+            part.gradients(*self._samples(steps[step]))
+        exposed_s, step_s = store.stats.waited_s - waited, time.perf_counter() - begin
+        times = step_s, exposed_s, exposed_s
+        self._times[int(self._times.any())] += count, *times
+        samples = course.samples - course.place(steps[0])[1]
+        self.store.restore({}, steps[-1])
+        journal.steps, journal.epochs = steps[-1], course.epochs(steps[0])
+        with self.store.update():
+            lr = course.learning_rate(steps[-1])
+            journal.record(store.total / samples, lr, samples, times, counts=True)
 
 
 def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,8 @@ class Sink(Protocol):
 class Careful:
     """Passes steps and epochs on to watchers; one that fails, as on a full disk, is dropped."""
 
-    def __init__(self, sinks: Sequence[Sink], complain: Callable[[str], None]) -> None:
-        self._sinks, self._complain = list(sinks), complain
+    def __init__(self, sinks: Iterable[Sink], complain: Callable[[str], None]) -> None:
+        self._sinks, self._complain = sinks, complain  # a generator opens them when it is asked
         self.failed: list[str] = []
         """Names of the watchers that were dropped."""
 
@@ -41,15 +41,17 @@ class Careful:
 
     def close(self) -> None:
         """Close all watchers; they receive nothing more."""
-        self._each(lambda sink: sink.close())
+        if isinstance(self._sinks, list):
+            self._each(lambda sink: sink.close())
         self._sinks = []
 
     def _each(self, pass_on: Callable[[Sink], None]) -> None:
-        for sink in list(self._sinks):
+        self._sinks = sinks = list(self._sinks)
+        for sink in list(sinks):
             try:
                 pass_on(sink)
             except OSError as error:
-                self._sinks.remove(sink)
+                sinks.remove(sink)
                 self.failed.append(type(sink).__name__)
                 self._complain(f"{self.failed[-1]} cannot go on: {error}")
 

@@ -123,6 +123,8 @@ class Part(ABC):
     """The number of losses that `gradients` returns."""
     every = 0
     """Steps from one call of `meet` to the next.  0: ranks communicate in every step."""
+    blame = ""
+    """Words that name the rank whose loss is infinite, if it is known."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -216,6 +218,12 @@ class Part(ABC):
         return self.state_bytes + self.activation_bytes
 
     # --- evaluation, and proofs ---
+
+    def total(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        """Return the sum, or the mean, of what all ranks have counted.  Collective."""
+        comm, algorithm = self.run.comm, self.run.settings.algorithm
+        total: np.ndarray = comm.all_reduce(array, op, algorithm=algorithm)
+        return total
 
     @abstractmethod
     def right(self, x: Any, labels: Any) -> int:

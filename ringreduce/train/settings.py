@@ -52,6 +52,8 @@ def checked(about: dataclasses.Field[Any], value: Any) -> Any:
     is_path = about.default is None
     kind: Any = str if is_path or choices else type(about.default)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, str) and value in about.metadata.get("words", ()):
+        return value
     if not _is(kind, value):
         quotes = ", without quotes" if isinstance(value, str) else ""
         raise ValueError(f"{name} is {_written(value)}; wanted {_KINDS[kind]}{quotes}")

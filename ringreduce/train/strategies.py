@@ -5,7 +5,8 @@ meet, and when.  Each is a frozen value, for `ringreduce.train.train`::
 
     result = rr.train.train(comm, split, settings, strategy=strategies.Zero(stage=2))
 
-All but `LocalSGD` compute what one process computes with the same batches, up to rounding.
+All strategies compute what one process computes with the same batches, up to rounding, but
+`LocalSGD` and a parameter server whose workers do not wait for each other.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any, ClassVar
 import ringreduce as rr
 from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.mesh import Coordinates, check_fits
+from ringreduce.parallel.parameter_store import check_numbers
 from ringreduce.parallel.stages import right_cut, splits_of_size
 from ringreduce.train import sharded_part
 from ringreduce.train.divided_part import Divided
 from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
 from ringreduce.train.parts import LocalReplica, Part, Replica, Run
+from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings, setting
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "Mirrored",
     "MultiWorkerMirrored",
     "OneDevice",
+    "ParameterServer",
     "Pipeline",
     "Strategy",
     "Tensor",
@@ -93,6 +97,12 @@ _schedule = partial(
     holds=lambda value: isinstance(value, str) and rr.pipeline.schedule(value, 1, 1),
     wanted="the name of a schedule",
 )
+_bound = partial(
+    _option,
+    0,
+    holds=lambda value: value is None or (type(value) is int and value >= 0),
+    wanted="a whole number of at least 0",
+)
 
 # --- the strategies -------------------------------------------------------------------------------
 
@@ -125,6 +135,8 @@ class Strategy:
     """Settings that it cannot be combined with."""
     algorithms: ClassVar[tuple[str, ...]] = ()
     """Algorithms of the settings that it takes; (): all."""
+    only_cpu: ClassVar[str] = ""
+    """Why it cannot be used on another device than the CPU; "": it can."""
 
     def __post_init__(self) -> None:
         for name, each in options(type(self)).items():
@@ -190,6 +202,10 @@ multi_worker_mirrored (MultiWorkerMirrored)
               ...
             ValueError: cross_device is nccl, which reduces on GPUs; add device cuda
         """
+        if self.only_cpu and device != "cpu":
+            raise ValueError(
+                f"device {device} cannot be combined with strategy {self.name}: {self.only_cpu}"
+            )
 
     def check_installed(self) -> None:
         """Raise ImportError if a package is missing that the strategy needs.
@@ -536,12 +552,7 @@ class TPU(Strategy):
     where: ClassVar[str] = "all on every rank, on JAX's device"
     how: ClassVar[str] = "all-reduce"
     without: ClassVar[tuple[str, ...]] = ("batch_norm",)
-
-    def check_device(self, device: str) -> None:
-        if device != "cpu":
-            raise ValueError(
-                f"device {device} cannot be combined with strategy tpu: JAX has its own device"
-            )
+    only_cpu: ClassVar[str] = "JAX has its own device"
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         super().check(nodes, settings)
@@ -589,6 +600,50 @@ class LocalSGD(Strategy):
 
     def part(self, run: Run) -> Part:
         return LocalReplica(run, self.every)
+
+
+@dataclass(frozen=True)
+class ParameterServer(Strategy):
+    """The last ranks keep the parameters; the others pull them, compute, and push gradients.
+
+    With a bound, or none, a worker does not wait for all others in each step.  Then the result is
+    not that of one process, and the learning rate of a push is divided by 1 + its staleness.
+
+    Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
+
+    Example:
+        >>> rr.train.strategies.ParameterServer().check([[0]], rr.train.Settings())
+        Traceback (most recent call last):
+          ...
+        ValueError: servers is 1; of 1 rank that leaves no worker: pass fewer servers, or start \
+more ranks
+    """
+
+    where: ClassVar[str] = "on servers, with the optimizer; copies on workers"
+    how: ClassVar[str] = "workers push them to servers"
+    when: ClassVar[str] = "every step; with a bound, or none, when a worker has them"
+    without: ClassVar[tuple[str, ...]] = ("batch_norm", "clip", "batch_shards", "wire")
+    only_cpu: ClassVar[str] = "servers and workers have arrays on the cpu"
+
+    servers: int = _count(1, "ranks that keep parameters, the last ones")
+    replicas: int = _count(1, "servers that keep each parameter")
+    staleness: int | None = _bound(
+        "pushes that a worker may be ahead of the slowest; 0: workers push in steps; none: any",
+        words=("none",),
+    )
+    backup_workers: int = _bound("workers for which a step does not wait")
+
+    def __post_init__(self) -> None:
+        if str(self.staleness) == "none":  # as on the command line, and in files
+            object.__setattr__(self, "staleness", None)
+        super().__post_init__()
+
+    def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
+        super().check(nodes, settings)
+        check_numbers(sum(map(len, nodes)), **asdict(self))
+
+    def part(self, run: Run) -> Part:
+        return Served(run, **asdict(self))
 
 
 # --- names and defaults ---------------------------------------------------------------------------
@@ -653,7 +708,8 @@ def to_plain(given: Settings | Strategy) -> dict[str, Any]:
         values = {"strategy": given.name}
         for option, each in options(type(given)).items():
             if getattr(given, each.name) != each.default:
-                values[option] = getattr(given, each.name)
+                value = getattr(given, each.name)
+                values[option] = "none" if value is None else value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
