@@ -110,7 +110,7 @@ class Rule:
                 if state.waits == "number" and (over or (self._pool and state.step <= self.step)):
                     state.number = None if over else heappop(self._pool)
                     state.pushes = 0 if over else state.pushes
-                    state.meetings, state.step = self._meeting, self.step
+                    state.meetings, state.step = state.meetings + over, self.step
                     state.waits, state.takes_part = "", True
                     decided.append(Number(rank, state.number))
             busy = [state for state in self.workers.values() if state.takes_part]
