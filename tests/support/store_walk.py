@@ -154,6 +154,7 @@ class World:
             self.rule.pull(rank)
         elif worker.at == "ask":
             worker.has_broken = False
+            worker.number = worker.number if self._own(rank) else None
             self.rule.steps(rank, self.counts[worker.meetings])
 
     def _resume(self) -> None:
@@ -170,7 +171,7 @@ class World:
                 last=worker.made - sum(push[1] == rank for push in again),
                 pushes=worker.pushes,
                 step=worker.step,
-                number=None if worker.number in done else worker.number,
+                number=None if (worker.meetings, worker.number) in self.applied else worker.number,
                 meetings=worker.meetings,
                 takes_part=not worker.has_broken,
             )
@@ -187,7 +188,8 @@ class World:
         return max((worker.meetings for worker in self.workers if worker.at != "gone"), default=0)
 
     def _done(self) -> set[int | None]:
-        return {number for meetings, number in self.applied if meetings == self._meeting()}
+        at = self._meeting()
+        return {number for meetings, number in self.applied if meetings == at} - {None}
 
     def _can_close(self) -> bool:
         lacks = sum(worker.takes_part and worker.step <= self.closed for worker in self.workers)
