@@ -47,13 +47,13 @@ class Rule:
     staleness: int | None
     backup_workers: int = 0
     step: int = 0
+    meetings: int = 0
     count: int | None = None
     applied: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._bound = self.staleness or math.inf
         self._may_lack = self.backup_workers if self.staleness == 0 else len(self.workers)
-        self._meeting = max((state.meetings for state in self.workers.values()), default=0)
         held = {state.number for state in self.workers.values()}
         for state in self.workers.values():
             state.step = min(state.step, self.step) if self.backup_workers else self.step
@@ -66,7 +66,7 @@ class Rule:
         self.break_off(worker)
         if state := self.workers.get(worker):
             state.waits = "number"
-            if self.count is None and state.meetings == self._meeting:
+            if self.count is None and state.meetings == self.meetings:
                 self.count, self.applied, self._pool = count, set(), list(range(count))
 
     def break_off(self, worker: int) -> None:
@@ -106,7 +106,7 @@ class Rule:
         decided, self._decided = self._decided, []
         while True:
             for rank, state in self.workers.items():
-                over = state.meetings < self._meeting
+                over = state.meetings < self.meetings
                 if state.waits == "number" and (over or (self._pool and state.step <= self.step)):
                     state.number = None if over else heappop(self._pool)
                     state.pushes = 0 if over else state.pushes
@@ -119,7 +119,7 @@ class Rule:
                 decided.append(Apply(self.step, sorted(self._pushed.pop(self.step))))
                 self.step += 1
             elif self.count == len(self.applied) and not busy:
-                self.count, self._meeting = None, self._meeting + 1
+                self.count, self.meetings = None, self.meetings + 1
             else:
                 break
         least = min((state.pushes for state in busy), default=0)

@@ -1,19 +1,80 @@
-"""Every order in which two workers of a parameter store may act: nobody waits for ever."""
+"""In any order in which workers act, the bound holds, numbers count once, and nobody is stuck."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ringreduce.parallel import store_rule
-from tests.support.store_walk import World
+from ringreduce.parallel.store_rule import Apply, Push, Rule, Worker
+from tests.support.store_walk import PUSHES, World
 
-import sys, time
 MODES = [(0, 0), (0, 1), (1, 0), (2, 0), (None, 0)]
+"""Staleness and backup workers."""
+CASES = [
+    {"losses": 1},
+    {"losses": 1, "deaths": 1},
+    {"counts": (5,)},
+    {"counts": (3, 1), "losses": 1},
+    {"counts": (2, 1), "breaks": 1, "deaths": 1},
+]
 
-if __name__ == "__main__":
-    for s, b in MODES:
-        for kw in [{}, dict(losses=1), dict(counts=(4,)), dict(counts=(3,),losses=1), dict(counts=(3,2)), dict(counts=(2,1),breaks=1), dict(deaths=1), dict(deaths=1,counts=(2,1)), dict(deaths=1,losses=1, counts=(3,))]:
-            t=time.time()
-            w = World(store_rule.Rule, 2, s, b, **kw)
-            worlds=list(w.states())
-            print(s,b,kw, len(worlds), max(x.ahead for x in worlds), f"{time.time()-t:.1f}", flush=True)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("staleness", "backup_workers"), MODES)
+def test_every_order_of_two_workers_keeps_the_rule(staleness, backup_workers, case):
+    most = max(w.ahead for w in World(Rule, 2, staleness, backup_workers, **case).states())
+    pushes = case.get("counts", (PUSHES,))[0]
+    assert most == (pushes if staleness is None else staleness) or staleness == 0
+
+
+@settings(max_examples=20)
+@given(st.data(), st.sampled_from([*MODES, (0, 2)]), st.lists(st.integers(0, 9), max_size=2))
+def test_three_workers_end_in_any_order(data, mode, counts):
+    losses, deaths = data.draw(st.integers(0, 2), "losses"), data.draw(st.integers(0, 2), "deaths")
+    world = World(Rule, 3, *mode, tuple(counts), losses, bool(counts), deaths)
+    while actions := world.actions():
+        world.do(*data.draw(st.sampled_from(actions)))
+    assert {worker.at for worker in world.workers} == {"gone"}
+
+
+def test_a_push_seen_twice_and_a_push_after_a_loss_are_ignored():
+    rule = Rule({0: Worker(), 1: Worker()}, None)
+    rule.push(0, 1)
+    rule.push(0, 1)
+    rule.leave(1)
+    rule.push(1, 1)
+    assert rule.decisions() == [Apply(0, [Push(0, 1, None)])]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text", "world"),
+    [
+        ("ahead <= self._bound", "ahead < self._bound", "waits too long", (1,)),
+        ("ahead <= self._bound", "ahead <= self._bound + 1", "too far ahead", (1,)),
+        ("self.break_off(worker)\n        self.workers.pop(worker, None)", "...", "", (1,)),
+        ("for state in busy), default", "for state in self.workers.values()), default", "too long", (1, 0, (3,))),
+        ("least = min(", "least = max(", "too far ahead", (1,)),
+        ("state.pushes - least", "max(s.pushes for s in busy) - state.pushes", "too", (1,)),
+        ("state.step < self.step or", "", "late push stays", (0, 1)),
+        ("if self.staleness != 0:", "if state.step < self.step or self.staleness:", "other pushes", (0, 1)),
+        ("heappop(self._pool)", "self._pool[0]", "dealt twice", (None, 0, (3,))),
+        ("and state.step <= self.step))", "))", "another batch", (0, 0, (3,))),
+        (" - held", "", "dealt twice", (1, 0, (3,), 0, 0, 1)),
+        ("or state.number in self.applied", "", "counts twice", (0, 1, (3,), 0, 0, 1)),
+        (" and state.number not in self.applied", "", "dealt twice", (0, 1, (3,), 0, 0, 1)),
+        ("state.pushes = 0 if over else state.pushes", "", "waits", (1, 0, (3, 3))),
+        ("or (self._pool", "or (self._pool", "waits", (0, 1, (3, 3))),
+    ],
+)
+def test_a_mistake_in_the_rule_is_found(old, new, text, world):
+    source = inspect.getsource(Rule)
+    assert source.count(old) == 1
+    names = dict(vars(store_rule))
+    exec("from __future__ import annotations\n" + source.replace(old, new), names)
+    with pytest.raises(AssertionError, match=text):
+        list(World(names["Rule"], 2, *world).states())

@@ -9,43 +9,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringreduce.parallel import store_rule
 
-PUSHES = 3
-"""How often a worker pushes without numbers."""
-
-
-class WalkError(AssertionError):
-    """A decision, or a state, that must not be."""
-
-
-def check(holds: bool, text: str) -> None:
-    if not holds:
-        raise WalkError(text)
+PUSHES = 3  # of a worker without numbers
 
 
 @dataclass
-class Worker:
-    at: str = "busy"
-    """Or in "pull", in "ask", or "gone"."""
-    made: int = 0
-    """All pushes; `pushes`: those since the last meeting."""
-    pushes: int = 0
-    step: int = 0
-    """The step of the parameters that it has, or the one after that of its last push."""
-    number: int | None = None
-    """The number of its turn, also after the push."""
-    has_pulled: bool = False
-    has_pushed: bool = False
-    has_broken: bool = False
-    meetings: int = 0
+class Worker(store_rule.Worker):
+    """What a worker knows; `number` is that of its turn, also after the push."""
 
-    @property
-    def takes_part(self) -> bool:
-        return self.at in ("busy", "pull") and not self.has_broken
+    at: str = "busy"  # or in "pull", in "ask", has "left" its loop, is "gone"
+    has_pushed: bool = False
 
 
 @dataclass
@@ -53,84 +30,74 @@ class World:
     """A state of the walk; `counts` are the numbers of each loop, without which workers push."""
 
     rule_type: Any
-    """The rule, perhaps with a mistake."""
     size: int
     staleness: int | None
     backup_workers: int = 0
     counts: tuple[int, ...] = ()
     losses: int = 0
     breaks: int = 0
-    deaths: int = 0
-    """Of deciding servers."""
-    closed: int = 0
-    begun: int = 0
-    """The first step after the last meeting."""
-    pending: list[tuple[int, int, int, int | None]] = field(default_factory=list)
-    """Step whose parameters the worker had, worker, id and number of each push."""
-    applied: list[tuple[int, int | None]] = field(default_factory=list)
-    """Meetings before, and number, of each push."""
-    is_whole: bool = True
-    """Whether no worker has left its loop, and no server has died."""
-    ahead: float = 0
-    """How far a worker was ahead when its pull returned, at most."""
+    deaths: int = 0  # of deciding servers
+    closed: int = 0  # steps
+    begun: int = 0  # the first step after the last meeting
+    pending: list[Any] = field(default_factory=list)  # step, worker, id and number of pushes
+    applied: list[Any] = field(default_factory=list)  # meetings before, and number
+    ahead: int = field(default=0, repr=False)  # how far the worker was that last pulled
 
     def __post_init__(self) -> None:
         self.workers = [Worker() for _ in range(self.size)]
-        reports = {rank: store_rule.Worker() for rank in range(self.size)}
+        reports = dict(enumerate(copy.deepcopy(self.workers)))
         self.rule = self.rule_type(reports, self.staleness, self.backup_workers)
+        faults = self.losses + self.breaks + self.deaths
+        self.has_batches = self.staleness == self.backup_workers + faults == 0
 
     def states(self) -> Iterator[World]:
-        """Make every action in every state that can be reached."""
+        """Make every action in every state that can be reached; yield where each leads to."""
         seen, rest = set(), [self]
         while rest:
             world = rest.pop()
-            yield world
             for action in world.actions():
                 after = copy.deepcopy(world)
                 after.do(*action)
+                yield after
                 key = f"{after} {after.workers} {vars(after.rule)}"
                 if key not in seen:
                     seen.add(key)
                     rest.append(after)
 
     def actions(self) -> list[tuple[str, int, int | None]]:
-        """Return what workers may do; then, where a number follows, the deciding server may die.
-
-        It has answered the worker of that number alone, or none.
-        """
+        """Return action, worker, and who alone has an answer if the deciding server then dies."""
         told = [None, *range(-1, self.size)] if self.deaths else [None]
         ranks = range(self.size)
-        return [(name, r, t) for r in ranks for name in self._names(self.workers[r]) for t in told]
+        return [(name, rank, to) for rank in ranks for name in self._names(rank) for to in told]
 
-    def _names(self, worker: Worker) -> Iterator[str]:
+    def _names(self, rank: int) -> Iterator[str]:
+        worker = self.workers[rank]
+        is_between = worker.number is None or worker.has_pushed
+        may_push = not is_between if self.counts else worker.last < PUSHES
         if worker.at != "gone" and self.losses:
             yield "lose"
+        if worker.at in ("busy", "left"):
+            if worker.meetings == len(self.counts):
+                yield "close"
+            elif is_between:
+                yield "ask"
         if worker.at == "busy":
-            yield "close"
-            if not worker.has_pulled:
-                yield "pull"
-            if self.counts and (worker.number is None or worker.has_pushed):
-                if worker.meetings < len(self.counts):
-                    yield "ask"
-            elif self.counts or worker.made < PUSHES:
-                if not self.deaths or self._own(worker) == []:  # else its last push has no answer
-                    yield "push"
-                if self.counts and self.breaks:
-                    yield "break"
+            yield "pull"
+            if may_push and not (self.deaths and self._own(rank)):  # else it sends two again
+                yield "push"
+            if may_push and self.breaks:
+                yield "break"
 
     def do(self, name: str, rank: int, told: int | None) -> None:
         """Make an action, and check what follows from it."""
         worker = self.workers[rank]
-        has_left = name == "close" and worker.meetings < len(self.counts)
-        self.is_whole &= told is None and not has_left and name not in ("lose", "break")
         if name == "push":
-            worker.made += 1
-            self._push(rank, worker.made)
+            self._push(rank, worker.last + 1)
         elif name in ("pull", "ask"):
             worker.at = name
             self._wait(rank)
         elif name == "break":
-            worker.number, worker.has_broken, self.breaks = None, True, self.breaks - 1
+            worker.at, worker.number, self.breaks = "left", None, self.breaks - 1
             self.rule.break_off(rank)
         else:
             worker.at, self.losses = "gone", self.losses - (name == "lose")
@@ -144,8 +111,8 @@ class World:
         worker = self.workers[rank]
         step = worker.step if self.staleness == 0 else self.closed
         self.pending.append((step, rank, id, worker.number))
-        worker.pushes, worker.step = worker.pushes + 1, step + 1
-        worker.has_pulled, worker.has_pushed, worker.has_broken = False, True, False
+        worker.last, worker.pushes, worker.step = id, worker.pushes + 1, step + 1
+        worker.has_pushed = True
         self.rule.push(rank, id)
 
     def _wait(self, rank: int) -> None:
@@ -153,61 +120,30 @@ class World:
         if worker.at == "pull":
             self.rule.pull(rank)
         elif worker.at == "ask":
-            worker.has_broken = False
             worker.number = worker.number if self._own(rank) else None
             self.rule.steps(rank, self.counts[worker.meetings])
 
     def _resume(self) -> None:
         """Make the next rule of what living workers report; then they send again."""
-        living = {rank: worker for rank, worker in enumerate(self.workers) if worker.at != "gone"}
-        again = [push for push in self.pending if push[1] in living]
-        self.deaths, self.pending = self.deaths - 1, []
-        done, reports = self._done(), {}
-        for step, rank, _, _ in again:
-            living[rank].step, living[rank].pushes = step, living[rank].pushes - 1
-        for rank, worker in living.items():
-            worker.step = min(worker.step, self.closed) if self.backup_workers else self.closed
-            reports[rank] = store_rule.Worker(
-                last=worker.made - sum(push[1] == rank for push in again),
-                pushes=worker.pushes,
-                step=worker.step,
-                number=None if (worker.meetings, worker.number) in self.applied else worker.number,
-                meetings=worker.meetings,
-                takes_part=not worker.has_broken,
-            )
-        count = dict(enumerate(self.counts)).get(self._meeting())
-        rule = self.rule_type
-        self.rule = rule(reports, self.staleness, self.backup_workers, self.closed, count, done)
-        for _, rank, id, _ in again:
-            self._push(rank, id)
+        living = [rank for rank, worker in enumerate(self.workers) if worker.at != "gone"]
+        again, self.pending, self.deaths = self.pending, [], self.deaths - 1
+        for step, rank, id, _ in reversed(again):
+            worker = self.workers[rank]
+            worker.last, worker.pushes, worker.step = id - 1, worker.pushes - 1, step
+        reports = {}
         for rank in living:
+            worker = self.workers[rank]
+            worker.step = min(worker.step, self.closed) if self.backup_workers else self.closed
+            reports[rank] = replace(worker, takes_part=worker.at != "left", at="", has_pushed=False)
+            if (worker.meetings, worker.number) in self.applied:
+                reports[rank].number = None
+        told = self.closed, self._meeting(), (*self.counts, None)[self._meeting()], self._done()
+        self.rule = self.rule_type(reports, self.staleness, self.backup_workers, *told)
+        for rank in living:
+            for id in [push[2] for push in again if push[1] == rank]:
+                self._push(rank, id)
             self._wait(rank)
             self._take_decisions(None)
-
-    def _meeting(self) -> int:
-        return max((worker.meetings for worker in self.workers if worker.at != "gone"), default=0)
-
-    def _done(self) -> set[int | None]:
-        at = self._meeting()
-        return {number for meetings, number in self.applied if meetings == at} - {None}
-
-    def _can_close(self) -> bool:
-        lacks = sum(worker.takes_part and worker.step <= self.closed for worker in self.workers)
-        return self.staleness != 0 or lacks <= self.backup_workers
-
-    def _own(self, rank: int) -> list[Any]:
-        return [push for push in self.pending if push[1] == rank]
-
-    def _ahead(self, worker: Worker) -> float:
-        clocks = [other.pushes for other in self.workers if other.takes_part]
-        return worker.pushes - min(clocks) if worker.takes_part else 0
-
-    def _free(self) -> set[int]:
-        """Return the numbers that nobody has, and that are not pushed."""
-        at = self._meeting()
-        has = {w.number for w in self.workers if w.at in ("busy", "pull") and w.meetings == at}
-        numbers = range(dict(enumerate(self.counts)).get(at, 0))
-        return set(numbers) - has - {push[3] for push in self.pending} - self._done()
 
     def _take_decisions(self, told: int | None) -> None:
         for decision in self.rule.decisions():
@@ -217,58 +153,83 @@ class World:
             elif told in (None, decision.worker):
                 getattr(self, f"_{kind.lower()}")(*decision)
 
+    # --- what must hold ---
+
+    def _own(self, rank: int) -> list[Any]:
+        return [push for push in self.pending if push[1] == rank]
+
+    def _meeting(self) -> int:
+        """Return how many meetings the workers that live, and the servers, know of."""
+        known = [worker.meetings for worker in self.workers if worker.at != "gone"]
+        return max([0, *known, *(meetings for meetings, _ in self.applied)])
+
+    def _done(self) -> set[int]:
+        return {number for meetings, number in self.applied if meetings == self._meeting()}
+
+    def _free(self) -> set[int]:
+        """Return the numbers that nobody has, and that are not pushed."""
+        at = self._meeting()
+        has = {w.number for w in self.workers if w.at in ("busy", "pull") and w.meetings == at}
+        has |= {number for *_, number in self.pending}
+        return set(range((*self.counts, 0)[at])) - has - self._done()
+
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.at in ("busy", "pull")]
+
+    def _ahead(self, worker: Worker) -> int:
+        return worker.pushes - min(other.pushes for other in self._busy())
+
+    def _can_close(self) -> bool:
+        lacks = sum(worker.step <= self.closed for worker in self._busy())
+        return self.staleness != 0 or lacks <= self.backup_workers
+
     def _apply(self, step: int, pushes: list[Any]) -> None:
-        due = [push for push in self.pending if push[0] == self.closed]
-        check([*map(tuple, pushes)] == sorted(push[1:] for push in due), "a step has other pushes")
-        check(step == self.closed and self._can_close(), "a step closes too early")
-        if self.counts and self.staleness == 0 and self.is_whole and not self.backup_workers:
-            first = (step - self.begun) * self.size
-            batch = set(range(self.counts[self._meeting()])[first : first + self.size])
-            check({number for *_, number in due} == batch, "a step has another batch")
+        due = sorted(push for push in self.pending if push[0] == self.closed)
+        assert [*map(tuple, pushes)] == [push[1:] for push in due], "a step has other pushes"
+        assert (step, True) == (self.closed, self._can_close()), "a step closes too early"
         for push in due:
-            turn = self.workers[push[1]].meetings, push[3]
-            check(push[3] is None or turn not in self.applied, "a number counts twice")
             self.pending.remove(push)
-            self.applied.append(turn)
+            if push[3] is not None:
+                turn = self.workers[push[1]].meetings, push[3]
+                assert turn not in self.applied, "a number counts twice"
+                self.applied = sorted([*self.applied, turn])
+                batch = push[3] // self.size if self.has_batches else step - self.begun
+                assert batch == step - self.begun, "a step has another batch"
         self.closed += 1
 
     def _discard(self, rank: int, id: int) -> None:
-        late = [push for push in self.pending if push[1:3] == (rank, id)]
-        check(self.staleness == 0 and late[0][0] < self.closed, "a push in time is dropped")
-        self.pending.remove(late[0])
+        (late,) = (push for push in self.pending if push[1:3] == (rank, id))
+        assert late[0] < self.closed, "a push in time is dropped"
+        self.pending.remove(late)
         self.workers[rank].step = self.closed
 
     def _go(self, rank: int, step: int) -> None:
         worker = self.workers[rank]
-        ahead = self._ahead(worker)
-        check(ahead <= (self.staleness or PUSHES), "a worker is too far ahead")
-        check(self._own(rank) == [] and step == self.closed, "a pull lacks an own push")
-        worker.at, worker.has_pulled, worker.step = "busy", True, self.closed
-        self.ahead = max(self.ahead, ahead)
+        self.ahead = self._ahead(worker)
+        assert self.ahead <= (self.staleness or math.inf), "a worker is too far ahead"
+        assert (step, []) == (self.closed, self._own(rank)), "a pull lacks an own push"
+        worker.at, worker.step = "busy", self.closed
 
     def _number(self, rank: int, number: int | None) -> None:
         worker, meeting = self.workers[rank], self._meeting()
-        if number is not None:
-            check(number in self._free(), "a number is dealt twice")
-            check(self.staleness != 0 or self._own(rank) == [], "a worker is two steps ahead")
-        else:
-            if worker.meetings == meeting:
-                check(self._done() == set(range(self.counts[meeting])), "a loop ends too early")
-                check(not any(other.takes_part for other in self.workers), "a loop waits for nobody")
-                self.begun = self.closed
-            worker.meetings, worker.pushes = worker.meetings + 1, 0
+        assert number is None or number in self._free(), "a number is dealt twice"
+        if number is None and worker.meetings == meeting:
+            assert self._done() == set(range(self.counts[meeting])), "a loop ends too early"
+            assert not self._busy(), "a loop ends without a worker"
+            self.begun = self.closed
         worker.at, worker.number, worker.has_pushed = "busy", number, False
-        worker.step = self.closed
+        worker.step, worker.meetings = self.closed, worker.meetings + (number is None)
+        worker.pushes = 0 if number is None else worker.pushes
 
     def _check_state(self) -> None:
         steps = {push[0] for push in self.pending}
-        check(not (self.closed in steps and self._can_close()), "a step stays open")
-        check(all(step >= self.closed for step in steps), "a late push stays")
+        assert not (self.closed in steps and self._can_close()), "a step stays open"
+        assert all(step >= self.closed for step in steps), "a late push stays"
         for rank, worker in enumerate(self.workers):
             if worker.at == "ask":
-                check(worker.meetings == self._meeting(), "a loop does not end")
-                check(not self._free() or self._own(rank) != [], "a number is not dealt")
+                assert worker.meetings == self._meeting(), "a loop does not end"
+                assert not self._free() or self._own(rank), "a number is not dealt"
             if worker.at == "pull" and not self._own(rank):
-                check(self._ahead(worker) > (self.staleness or math.inf), "a pull waits too long")
+                assert self._ahead(worker) > (self.staleness or math.inf), "a pull waits too long"
         at = {worker.at for worker in self.workers}
-        check("busy" in at or at == {"gone"}, "nobody can go on")
+        assert at & {"busy", "left"} or at == {"gone"}, "nobody can go on"
