@@ -40,6 +40,7 @@ class World:
     closed: int = 0  # steps
     begun: int = 0  # the first step after the last meeting
     pending: list[Any] = field(default_factory=list)  # step, worker, id and number of pushes
+    dropped: list[Any] = field(default_factory=list)  # the same, where the worker may not know
     applied: list[Any] = field(default_factory=list)  # meetings before, and number
     ahead: int = field(default=0, repr=False)  # how far the worker was that last pulled
 
@@ -83,75 +84,70 @@ class World:
                 yield "ask"
         if worker.at == "busy":
             yield "pull"
-            if may_push and not (self.deaths and self._own(rank)):  # else it sends two again
+            is_open = any(push[1] == rank for push in self.pending + self.dropped)
+            if may_push and not (self.deaths and is_open):
                 yield "push"
             if may_push and self.breaks:
                 yield "break"
 
     def do(self, name: str, rank: int, told: int | None) -> None:
         """Make an action, and check what follows from it."""
+        self._send(name, rank)
+        self._take_decisions(told)
+        if told is not None:
+            self._resume(told)
+        self._check_state()
+
+    def _send(self, name: str, rank: int) -> None:
         worker = self.workers[rank]
         if name == "push":
-            self._push(rank, worker.last + 1)
-        elif name in ("pull", "ask"):
+            step = worker.step if self.staleness == 0 else self.closed
+            worker.last, worker.pushes, worker.step = worker.last + 1, worker.pushes + 1, step + 1
+            worker.has_pushed = True
+            self.pending.append((step, rank, worker.last, worker.number))
+            self.rule.push(rank, worker.last)
+        elif name == "pull":
             worker.at = name
-            self._wait(rank)
+            self.rule.pull(rank)
+        elif name == "ask":
+            worker.at = name
+            self.rule.steps(rank, self.counts[worker.meetings])
         elif name == "break":
             worker.at, worker.number, self.breaks = "left", None, self.breaks - 1
             self.rule.break_off(rank)
         else:
             worker.at, self.losses = "gone", self.losses - (name == "lose")
             self.rule.leave(rank)
-        self._take_decisions(told)
-        if told is not None:
-            self._resume()
-        self._check_state()
 
-    def _push(self, rank: int, id: int) -> None:
-        worker = self.workers[rank]
-        step = worker.step if self.staleness == 0 else self.closed
-        self.pending.append((step, rank, id, worker.number))
-        worker.last, worker.pushes, worker.step = id, worker.pushes + 1, step + 1
-        worker.has_pushed = True
-        self.rule.push(rank, id)
-
-    def _wait(self, rank: int) -> None:
-        worker = self.workers[rank]
-        if worker.at == "pull":
-            self.rule.pull(rank)
-        elif worker.at == "ask":
-            worker.number = worker.number if self._own(rank) else None
-            self.rule.steps(rank, self.counts[worker.meetings])
-
-    def _resume(self) -> None:
+    def _resume(self, told: int) -> None:
         """Make the next rule of what living workers report; then they send again."""
-        living = [rank for rank, worker in enumerate(self.workers) if worker.at != "gone"]
-        again, self.pending, self.deaths = self.pending, [], self.deaths - 1
-        for step, rank, id, _ in reversed(again):
-            worker = self.workers[rank]
-            worker.last, worker.pushes, worker.step = id - 1, worker.pushes - 1, step
+        again = [*self.pending, *(push for push in self.dropped if push[1] != told)]
+        self.pending, self.dropped, self.deaths = [], [], self.deaths - 1
         reports = {}
-        for rank in living:
-            worker = self.workers[rank]
+        for rank, worker in enumerate(self.workers):
+            for step, _, id, _ in reversed([push for push in again if push[1] == rank]):
+                worker.last, worker.pushes, worker.step = id - 1, worker.pushes - 1, step
             worker.step = min(worker.step, self.closed) if self.backup_workers else self.closed
-            reports[rank] = replace(worker, takes_part=worker.at != "left", at="", has_pushed=False)
-            if (worker.meetings, worker.number) in self.applied:
-                reports[rank].number = None
-        told = self.closed, self._meeting(), (*self.counts, None)[self._meeting()], self._done()
-        self.rule = self.rule_type(reports, self.staleness, self.backup_workers, *told)
-        for rank in living:
-            for id in [push[2] for push in again if push[1] == rank]:
-                self._push(rank, id)
-            self._wait(rank)
+            if worker.at != "gone":
+                takes_part = worker.at != "left"
+                reports[rank] = replace(worker, takes_part=takes_part, at="", has_pushed=False)
+        known = self.closed, self._meeting(), (*self.counts, None)[self._meeting()], self._done()
+        self.rule = self.rule_type(reports, self.staleness, self.backup_workers, *known)
+        for rank in reports:
+            for name in ["push" for push in again if push[1] == rank]:
+                self._send(name, rank)
+            if self.workers[rank].at in ("pull", "ask"):
+                self._send(self.workers[rank].at, rank)
             self._take_decisions(None)
 
     def _take_decisions(self, told: int | None) -> None:
         for decision in self.rule.decisions():
             kind = type(decision).__name__
-            if kind == "Apply":
-                self._apply(*decision)
-            elif told in (None, decision.worker):
-                getattr(self, f"_{kind.lower()}")(*decision)
+            if kind in ("Go", "Number"):
+                if told not in (None, decision.worker):
+                    continue
+                self.dropped = [push for push in self.dropped if push[1] != decision.worker]
+            getattr(self, f"_{kind.lower()}")(*decision)
 
     # --- what must hold ---
 
@@ -201,6 +197,7 @@ class World:
         (late,) = (push for push in self.pending if push[1:3] == (rank, id))
         assert late[0] < self.closed, "a push in time is dropped"
         self.pending.remove(late)
+        self.dropped += [late] if self.deaths else []
         self.workers[rank].step = self.closed
 
     def _go(self, rank: int, step: int) -> None:
