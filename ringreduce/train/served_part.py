@@ -86,7 +86,7 @@ class Served(WholeModel):
     def _is_lowest(self) -> bool:
         """Whether this is the lowest worker that lives."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
-        return self.run.comm.rank == min({*range(self.replicas)} - lost)
+        return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))
 
     def _change(
         self, parameters: Any, slots: tuple[Any, ...], gradient: Any, staleness: int, number: int
