@@ -373,6 +373,15 @@ def test_servers_go_on_in_the_middle_of_an_epoch():
     assert (saved[-1][1].step, saved[-1][0].keys()) == (last[1].step, last[0].keys())
 
 
+def test_a_worker_makes_no_steps_alone():
+    def program(comm):
+        trainer = Trainer(comm, digits(), SMALL, strategy=ParameterServer())
+        with pytest.raises(ValueError, match=r"makes steps in Trainer\.run alone"):
+            trainer.time_steps(1)
+
+    rr.spawn(program, 2)
+
+
 class Seen:
     """Keeps the numbers of the epochs that it has received."""
 
