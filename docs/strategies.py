@@ -113,7 +113,8 @@ def _bytes_of(strategy: strategies.Strategy) -> tuple[str, str, str]:
     """Return the bytes of a strategy; those of TPU are a replica's, counted without JAX."""
     if isinstance(strategy, strategies.TPU):
         strategy = strategies.Mirrored()
-    ranks = 1 if isinstance(strategy, strategies.OneDevice) else _RANKS
+    other = {strategies.OneDevice: 1, strategies.ParameterServer: _RANKS + 1}
+    ranks = other.get(type(strategy), _RANKS)  # a server is a rank beside them
     found = measured(strategy, ranks, settings())
     return f"{found.sent:,}", f"{max(found.held):,}", f"{sum(found.held):,}"
 

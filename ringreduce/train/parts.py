@@ -219,11 +219,9 @@ class Part(ABC):
 
     # --- evaluation, and proofs ---
 
-    def total(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+    def total(self, array: np.ndarray, op: str = "sum") -> Any:
         """Return the sum, or the mean, of what all ranks have counted.  Collective."""
-        comm, algorithm = self.run.comm, self.run.settings.algorithm
-        total: np.ndarray = comm.all_reduce(array, op, algorithm=algorithm)
-        return total
+        return self.run.comm.all_reduce(array, op, algorithm=self.run.settings.algorithm)
 
     @abstractmethod
     def right(self, x: Any, labels: Any) -> int:

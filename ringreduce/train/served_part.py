@@ -32,9 +32,7 @@ class Served(WholeModel):
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
-        self._last = (0, 0)
-        """The loop of `steps` and the number of the last update."""
-        self._sent = 0
+        self._last, self._sent = (0, 0), 0  # of the last update: its loop of `steps`, its number
 
     def open(self, course: Course, epochs: Sequence[Sequence[int]]) -> ParameterStore:
         """Make the store, from this part's arrays, for the steps of these epochs.  Collective."""
@@ -61,6 +59,8 @@ class Served(WholeModel):
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         """Pull, compute and push: a mean that servers average, or a share of the batch's mean."""
+        if not self._reduced:
+            raise ValueError("strategy parameter_server makes steps in Trainer.run alone")
         self._count_sent(begins=True)
         self.pull()
         divisor = max(1, len(x)) if self._averages else count
@@ -86,8 +86,7 @@ class Served(WholeModel):
     def _is_lowest(self) -> bool:
         """Whether this is the lowest worker that lives."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
-        lowest: int = min({*range(self.replicas)} - lost)
-        return self.run.comm.rank == lowest
+        return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))
 
     def _change(
         self, parameters: Any, slots: tuple[Any, ...], gradient: Any, staleness: int, number: int
@@ -113,13 +112,13 @@ class Served(WholeModel):
 
     @property
     def state_bytes(self) -> int:
-        held: int = sum(array.nbytes for array in self._reduced.values())
-        return held + self.store.stats.held_bytes
+        gradients = sum(int(array.nbytes) for array in self._reduced.values())
+        return gradients + self.store.stats.held_bytes
 
     def counted(self) -> list[Any]:
         return []  # there is no clipping
 
-    def total(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+    def total(self, array: np.ndarray, op: str = "sum") -> Any:
         return array
 
     def all_finite(self) -> bool:

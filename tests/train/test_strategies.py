@@ -6,6 +6,7 @@ import re
 import threading
 from dataclasses import dataclass, replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.launch import cli
 from ringreduce.parallel.mesh import fits
-from ringreduce.train import DriftError, Settings, Split, Trainer, load_split, mlp
+from ringreduce.train import DriftError, Settings, Split, StoreStats, Trainer, load_split, mlp
 from ringreduce.train.configuration import read
 from ringreduce.train.strategies import (
     PIPELINES,
@@ -26,6 +27,7 @@ from ringreduce.train.strategies import (
     Mirrored,
     MultiWorkerMirrored,
     OneDevice,
+    ParameterServer,
     Pipeline,
     Tensor,
     Zero,
@@ -206,6 +208,7 @@ def test_any_strategy_computes_what_one_process_computes(strategy, ranks):
     check(rr.spawn(parameters_of, ranks, ONE, strategy), ONE, 20)
 
 
+UNBOUND = ParameterServer(servers=2, staleness=None)
 OF_FOUR = [Hybrid(*sizes) for sizes in fits(4)]
 
 
@@ -267,7 +270,7 @@ def test_halves_of_an_all_reduce_have_its_bits(strategy, algorithm):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_one_strategy_goes_on_under_another():
-    split, chosen = digits(), replace(SMALL, epochs=4, lr_schedule="constant")
+    split, chosen = digits(), replace(SMALL, lr_schedule="constant")
     of_epoch = Trainer.epoch_steps.fget
 
     def program(comm, strategies):
@@ -281,9 +284,164 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another():
             assert state.step == epoch * of_epoch(trainer)
         return result.parameters
 
-    mixed = rr.spawn(program, 2, [Mirrored(), Zero(3), Pipeline(splits=3), Mirrored()])
-    (alone,) = rr.spawn(program, 1, [OneDevice()] * 4)
+    chain = [Mirrored(), Zero(3), ParameterServer(), Pipeline(splits=3), Mirrored()]
+    mixed = rr.spawn(program, 2, chain)
+    (alone,) = rr.spawn(program, 1, [OneDevice()] * 5)
     assert np.linalg.norm(mixed[0] - alone) <= 1e-11 * np.linalg.norm(alone)
+
+
+# --- parameter servers ----------------------------------------------------------------------------
+
+
+def outcome(comm, strategy, split, chosen):
+    result = rr.train.train(comm, split, chosen, strategy=strategy)
+    return result.parameters, result.digest, result.loss, result.accuracy
+
+
+def few(samples: int) -> Split:
+    split = digits()
+    return replace(
+        split, train_x=split.train_x[:samples], train_labels=split.train_labels[:samples]
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.9)])
+def test_steps_of_a_server_compute_what_one_process_computes(optimizer, momentum, servers):
+    # The last batch of an epoch has two samples: two of four workers have none.
+    chosen = replace(SMALL, epochs=2, optimizer=optimizer, momentum=momentum, weight_decay=0.1)
+    ((alone, _, loss, accuracy),) = rr.spawn(outcome, 1, OneDevice(), few(152), chosen)
+    results = rr.spawn(outcome, 4 + servers, ParameterServer(servers), few(152), chosen)
+    assert len({digest for _, digest, _, _ in results}) == 1
+    assert np.linalg.norm(results[0][0] - alone) <= 1e-10 * np.linalg.norm(alone)
+    for _, _, *theirs in results:
+        assert theirs == [pytest.approx(loss, rel=1e-10), accuracy]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ParameterServer(backup_workers=1),
+        ParameterServer(staleness=2, servers=2),
+        ParameterServer(staleness=None),
+    ],
+    ids=str,
+)
+def test_workers_that_do_not_wait_for_all_learn(strategy):
+    chosen = Settings(epochs=3, hidden=(16,), batch=64)
+    results = rr.spawn(outcome, 4 + strategy.servers, strategy, rr.train.load(chosen), chosen)
+    assert len({digest for _, digest, _, _ in results}) == 1
+    assert min(accuracy for *_, accuracy in results) > 0.8
+
+
+def test_the_learning_rate_of_a_batch_is_divided_by_one_and_the_staleness_of_its_push():
+    chosen = replace(SMALL, momentum=0.0, lr_schedule="linear")
+
+    def program(comm):
+        trainer = Trainer(comm, digits(), chosen, strategy=ParameterServer(staleness=None))
+        trainer.run()
+        if comm.rank < 2:
+            return None
+        part, w = trainer._part, np.zeros(1)
+        part.store = SimpleNamespace(meeting=1, stats=StoreStats())
+        part._change(w, (np.zeros(1),), np.ones(1), staleness=3, number=5)
+        return w.item()
+
+    # Number 5 of two workers is of batch 2 of 4.
+    assert rr.spawn(program, 3)[2] == pytest.approx(-chosen.lr * (2 / 4) / (1 + 3))
+
+
+def test_servers_go_on_in_the_middle_of_an_epoch():
+    chosen, saved = replace(SMALL, epochs=2, optimizer="adam"), []
+
+    def save(trainer):
+        arrays = {name: array.copy() for name, array in trainer.arrays().items()}
+        saved.append((arrays, trainer.state))
+
+    def program(comm, strategy, begin):
+        trainer = Trainer(comm, digits(), chosen, strategy=strategy)
+        if begin is not None:
+            trainer.restore(*begin)
+        result = trainer.run(save=save, save_every=2)
+        return result.parameters, result.loss
+
+    ((alone, loss),) = rr.spawn(program, 1, OneDevice(), None)
+    begin, last = saved[0], saved[-1]
+    assert begin[1].step == 2
+    (theirs, their_loss), *_ = rr.spawn(program, 3, ParameterServer(), begin)
+    assert np.linalg.norm(theirs - alone) <= 1e-10 * np.linalg.norm(alone)
+    assert their_loss == pytest.approx(loss, rel=1e-10)
+    assert (saved[-1][1].step, saved[-1][0].keys()) == (last[1].step, last[0].keys())
+
+
+def test_a_worker_makes_no_steps_alone():
+    def program(comm):
+        trainer = Trainer(comm, digits(), SMALL, strategy=ParameterServer())
+        with pytest.raises(ValueError, match=r"makes steps in Trainer\.run alone"):
+            trainer.time_steps(1)
+
+    rr.spawn(program, 2)
+
+
+class Seen:
+    """Keeps the numbers of the epochs that it has received."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def steps(self, steps):
+        pass
+
+    def epoch(self, epoch):
+        self.epochs.append(epoch.epoch)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("staleness", [0, 1, None])
+def test_a_lost_worker_costs_nothing_and_the_lowest_one_that_lives_reports(staleness, lost):
+    chosen, has_left = replace(SMALL, epochs=3), threading.Event()
+
+    def program(comm):
+        trainer = Trainer(comm, digits(), chosen, strategy=ParameterServer(staleness=staleness))
+        compute, calls, seen = trainer._part.gradients, [], Seen()
+
+        def compute_or_leave(*batch):
+            calls.append(len(batch))
+            if comm.rank == lost:
+                raise KeyError
+            if len(calls) == 2:
+                assert has_left.wait(60)
+            return compute(*batch)
+
+        trainer._part.gradients = compute_or_leave
+        try:
+            result = trainer.run([seen])
+        except KeyError:
+            comm.leave("the disk is full")
+            has_left.set()
+            return None
+        comm.leave("it is over")  # a communicator that has lost a rank cannot be closed
+        return result.digest, seen.epochs
+
+    found = rr.spawn(program, 4)
+    assert found.pop(lost) is None
+    assert len({digest for digest, _ in found}) == 1
+    assert [epochs for _, epochs in found] == [[1, 2, 3], [], []]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_infinite_loss_of_one_worker_ends_all_ranks_with_one_text(staleness):
+    def program(comm):
+        strategy = ParameterServer(2, staleness=staleness)
+        trainer = Trainer(comm, digits(), SMALL, strategy=strategy)
+        compute = trainer._part.gradients
+        if comm.rank == 1:
+            trainer._part.gradients = lambda x, *more: compute(x * np.inf, *more)
+        with pytest.raises(FloatingPointError, match=r"on worker . in step 4, epoch 1") as error:
+            trainer.run()
+        return str(error.value)
+
+    assert len(set(rr.spawn(program, 5))) == 1
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -388,6 +546,7 @@ def test_parameters_that_are_no_numbers_end_all_ranks(strategy):
 
 # --- what is refused ------------------------------------------------------------------------------
 
+UNSERVED = {"batch_norm": True, "clip": 1.0, "batch_shards": 8, "wire": "float16"}
 REFUSED = [
     (OneDevice(), {}, "one_device is for one rank; there are 4: choose mirrored"),
     (Mirrored(), {}, "mirrored is for the ranks of one node; there are 2 nodes: choose "),
@@ -412,6 +571,14 @@ REFUSED = [
     (Mirrored("nccl"), {"algorithm": "tree"}, "there are 2 nodes"),
     (Hybrid(2, 1, 1), {}, "data=2, pipeline=1, tensor=1 have the product 2"),
     (Hybrid(2, 2, 1), {"batch_norm": True}, "batch_norm cannot be combined with the microbatches"),
+    (ParameterServer(4), {}, "servers is 4; of 4 ranks that leaves no worker: pass fewer servers"),
+    (ParameterServer(2, replicas=3), {}, "replicas is 3; wanted at most servers, 2"),
+    (ParameterServer(backup_workers=3), {}, "backup_workers is 3; wanted fewer than workers, 3"),
+    (ParameterServer(1, 1, 2, 1), {}, "backup_workers is 1 and staleness is 2; backup workers are"),
+    *(
+        (ParameterServer(), {name: value}, f"{name} cannot be combined with strategy parameter_")
+        for name, value in UNSERVED.items()
+    ),
 ]
 
 
@@ -475,12 +642,14 @@ def test_a_run_leaves_no_thread():
 def test_names_are_the_classes_in_snake_case():
     assert list(STRATEGIES) == [
         *("one_device", "mirrored", "multi_worker_mirrored", "central_storage", "zero"),
-        *("pipeline", "tensor", "hybrid", "tpu", "local_sgd"),
+        *("pipeline", "tensor", "hybrid", "tpu", "local_sgd", "parameter_server"),
     ]
 
 
 @pytest.mark.parametrize(
-    "strategy", [*(each for each, _ in OTHERS), Hybrid(2, 2, 1), LocalSGD(3)], ids=str
+    "strategy",
+    [*(each for each, _ in OTHERS), Hybrid(2, 2, 1), LocalSGD(3), UNBOUND],
+    ids=str,
 )
 def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
     plain = to_plain(strategy)
@@ -523,6 +692,8 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
         ("--strategy local_sgd --clip 1", "clip cannot be combined with strategy local_sgd"),
         ("--strategy local_sgd --batch-shards 4", "batch_shards cannot be combined with strategy"),
         ("--strategy local_sgd --device cuda", "device cuda cannot be combined with strategy loc"),
+        ("--strategy parameter_server --staleness 1.5", "argument --staleness: invalid int value"),
+        ("--strategy parameter_server --device cuda", "servers and workers have arrays on the cpu"),
     ],
 )
 def test_options_and_ranks_that_do_not_fit_are_refused_before_a_rank_starts(words, text, capsys):
@@ -551,6 +722,7 @@ def test_help_prints_every_strategy_with_its_options(program, words, capsys):
         ("pipeline --splits 0 --split-size 0 --stages 0", Pipeline()),
         ("hybrid --stages 0 --splits 0 --data-parallel 0", Hybrid()),
         ("zero --zero 2", Zero(2)),
+        ("parameter_server --staleness none --servers 2", UNBOUND),
         ("hybrid --stages 3 --data-parallel 2", Hybrid(2, 3)),
     ],
 )
@@ -565,6 +737,11 @@ def test_zero_stands_for_a_number_that_follows_from_others(words, strategy):
         (Hybrid, {"pipeline": 2.0}, "stages is 2.0; wanted a whole number of at least 1"),
         (Hybrid, {"tensor": None}, "tensor is None; wanted a whole number of at least 1"),
         (Pipeline, {"schedule": 1}, "schedule is 1; wanted the name of a schedule"),
+        (
+            ParameterServer,
+            {"staleness": 1.5},
+            "staleness is 1.5; wanted a whole number of at least 0",
+        ),
         (Pipeline, {"cut": (2, 0)}, "cut is (2, 0); wanted balanced, or layers of each stage"),
     ],
 )
