@@ -38,7 +38,6 @@ from ringreduce.parallel.store_messages import (
 )
 from ringreduce.parallel.store_server import Server, Update
 from ringreduce.parallel.together import gather_words
-from ringreduce.place import tell_survived
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
@@ -148,8 +147,7 @@ class ParameterStore:
             self._links = [_Link(comm, self.workers + n, s) for n, s in enumerate(self._shards)]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
-        comm.survive_losses()
-        tell_survived(not self.is_server or replicas > 1)
+        comm.survive_losses(not self.is_server or replicas > 1)
         self._head, self._reply = (np.zeros(1, self._shards[0].head) for _ in range(2))
         self._pushes = self._discarded = self._sent_bytes = 0
         self._staleness = Counter[int]()
