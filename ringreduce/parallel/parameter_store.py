@@ -37,8 +37,6 @@ from ringreduce.parallel.store_messages import (
     write,
 )
 from ringreduce.parallel.store_server import Server, Update
-from ringreduce.parallel.together import gather_words
-from ringreduce.place import tell_survived
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
 
@@ -129,11 +127,9 @@ class ParameterStore:
         check_numbers(comm.size, *numbers, where=f"{where}: ")
         params = check_arrays(where, params)
         _check_slots(params, slots)
-        check_alike(where, comm, params)
-        options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
-        with_arrays = " with arrays" * isinstance(slots, Mapping)
-        options |= {"backup_workers": backup_workers, "slots": f"{[*slots]}{with_arrays}"}
-        _check_options(where, comm, options)
+        options: dict[str, Any] = {"staleness": staleness, "backup_workers": backup_workers}
+        options["slots"] = f"{[*slots]}{' with arrays' * isinstance(slots, Mapping)}"
+        check_alike(where, comm, params, servers=servers, replicas=replicas, **options)
         self._comm, self._params, self._slots = comm, params, tuple(slots)
         self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
         self.placement = place({name: array.size for name, array in params.items()}, servers)
@@ -148,8 +144,7 @@ class ParameterStore:
             self._links = [_Link(comm, self.workers + n, s) for n, s in enumerate(self._shards)]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
-        comm.survive_losses()
-        tell_survived(not self.is_server or replicas > 1)
+        comm.survive_losses(not self.is_server or replicas > 1)
         self._head, self._reply = (np.zeros(1, self._shards[0].head) for _ in range(2))
         self._pushes = self._discarded = self._sent_bytes = 0
         self._staleness = Counter[int]()
@@ -620,15 +615,3 @@ def _check_slots(params: Mapping[str, Any], slots: Slots) -> None:
             if getattr(arrays.get(name), "shape", None) != like.shape:
                 wanted = f"pass an array of shape {like.shape}"
                 raise ValueError(f"ParameterStore: slots has no {slot}/{name}; {wanted}")
-
-
-def _check_options(where: str, comm: rr.Communicator, options: Mapping[str, Any]) -> None:
-    """Raise MismatchError on all ranks where options differ."""
-    texts = gather_words(comm, [f"{name} = {value}" for name, value in options.items()])
-    for rank, theirs in enumerate(texts):
-        for said, wanted in zip(theirs, texts[0], strict=True):
-            if said != wanted:
-                raise rr.MismatchError(
-                    f"{where}: rank {rank} passes {said} where rank 0 passes {wanted}; every rank "
-                    "must pass the same arguments"
-                )

@@ -156,7 +156,8 @@ class Server:
             self._rule.push(worker, int(head["push"]))
         elif not self._decides:
             self._begin(int(head["meeting"]))
-            if not self._synchronous:
+            is_over = head["meeting"] < self.meeting and head["number"] >= 0  # of a lost worker
+            if not (self._synchronous or is_over):
                 self._apply([worker])
 
     def _meet(self, worker: int, count: int) -> None:
