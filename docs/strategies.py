@@ -10,14 +10,19 @@ from __future__ import annotations
 import re
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import ringreduce as rr
 from ringreduce.algorithms import build
+from ringreduce.parallel import store_messages
 from ringreduce.parallel.mesh import Coordinates, coordinates
+from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, Group, draw_bars
 from ringreduce.picture.lanes import Bar as Action
@@ -37,7 +42,7 @@ from ringreduce.picture.style import (
     document,
 )
 from ringreduce.picture.svg import element, text
-from ringreduce.train import strategies
+from ringreduce.train import mlp, strategies
 from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
@@ -369,11 +374,12 @@ def _box(x: float, y: float, wide: float, high: float, number: int) -> str:
 
 
 def _arrow(left: float, right: float, y: float, words: str) -> Iterator[str]:
-    """Yield an arrow to the right, with words above it."""
-    tip = f"M{right:g},{y:g}l-8,-4.5v9z"
-    yield element("path", d=f"M{left:g},{y:g}H{right - 6:g}", stroke=FAINT, stroke_width=1.5)
+    """Yield an arrow from `left` to `right`, or back if `right` is less, with words above it."""
+    side = 1 if left < right else -1
+    tip, end = f"M{right:g},{y:g}l{-8 * side},-4.5v9z", right - 6 * side
+    yield element("path", d=f"M{left:g},{y:g}H{end:g}", stroke=FAINT, stroke_width=1.5)
     yield element("path", d=tip, fill=FAINT)
-    middle = (left + right) / 2 - 2
+    middle = (left + right) / 2 - 2 * side
     yield text(middle, y - 9, words, FACTS_SIZE, fill=FAINT, text_anchor="middle")
 
 
@@ -538,6 +544,150 @@ def _rounds() -> list[dict[int, float]]:
     return rounds
 
 
+# --- servers and workers --------------------------------------------------------------------------
+
+_BATCHES = 24
+
+
+def parameter_server() -> str:
+    """Return what workers and a server send to each other in a step."""
+    words = f"1 server and {_RANKS} workers"
+    note = "Workers push gradients and pull parameters. The server makes the updates."
+    top, left, right, wide, high, gap = 84.0, MARGIN + 120, 340.0, 200.0, 52.0, 14.0
+    middle, bottom = right + wide / 2, 84 + _RANKS * (high + gap) - gap
+    frame = {"x": right, "y": top, "width": wide, "height": bottom - top, "rx": 8}
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+        element("rect", **frame, fill=FRAME, stroke=EDGE),
+        _centred(middle, top + 24, f"server, rank {_RANKS}"),
+    ]
+    for row, held in enumerate(("gradients", "optimizer's arrays", "parameters")):
+        y = top + 46 + 66 * row
+        elements += [_box(right + 20, y, wide - 40, 48, row), _centred(middle, y + 24, held)]
+    for worker in range(_RANKS):
+        y = top + worker * (high + gap)
+        name = _centred(MARGIN + 60, y + high / 2, f"worker, rank {worker}")
+        elements += [_box(MARGIN, y, 120, high, 3), name]
+        elements += _arrow(left + 8, right - 8, y + 18, "push gradients")
+        elements += _arrow(right - 8, left + 8, y + 44, "pull parameters")
+    return document(right + wide + MARGIN, bottom + MARGIN, words, elements)
+
+
+def placement() -> str:
+    """Return how many numbers of each variable of the page's network each of two servers has."""
+    sizes = (64, *settings().hidden, 10)
+    arrays = mlp.named(mlp.views(mlp.init_params(sizes, seed=0), sizes))
+    groups = [Group(f"server {server}", list[Bar]()) for server in range(2)]
+    placed = store_messages.place({name: array.size for name, array in arrays.items()}, 2)
+    for name, pieces in placed.items():
+        for server, start, stop in pieces:
+            colour = PALETTE[2 * name.endswith("bias")]
+            bar = Bar(name, stop - start, f"{stop - start:,}", colour)
+            groups[server] = replace(groups[server], bars=[*groups[server].bars, bar])
+    held = (f"{sum(bar.value for bar in group.bars):,}" for group in groups)
+    facts = "How many numbers of each variable of this page's network lie on each server"
+    return draw_bars(f"2 servers: {' and '.join(held)} numbers", facts, groups)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A gradient that a worker has computed for a number; `staleness` is -1 if it was dropped."""
+
+    worker: int
+    number: int
+    begin: float
+    end: float = 0.0
+    staleness: int = -1
+
+
+Takes = Callable[[int, int], float]
+"""(worker, number of its gradient, from 0) -> the time that it computes."""
+
+
+def walk(takes: Takes, *rule: int | None, batches: int = _BATCHES) -> list[Computed]:
+    """Walk a store's rule, for a bound and backup workers; messages and updates take no time."""
+    store = Rule({worker: Worker() for worker in range(_RANKS)}, *rule)
+    now, updates, made, seen = 0.0, 0, Counter[int](), Counter[int]()
+    dealt, held = dict[int, int](), dict[int, Computed]()
+    done, running = list[Computed](), list[tuple[float, int]]()
+    for worker in range(_RANKS):
+        store.steps(worker, batches)
+    while True:
+        while decided := store.decisions():
+            for each in decided:
+                if isinstance(each, Number) and each.number is not None:
+                    dealt[each.worker] = each.number
+                    store.pull(each.worker)
+                elif isinstance(each, Go):
+                    worker, seen[worker] = each.worker, updates
+                    held[worker] = Computed(worker, dealt[worker], now)
+                    heappush(running, (now + takes(worker, made[worker]), worker))
+                elif isinstance(each, Discard):
+                    done.append(held[each.worker])
+                elif isinstance(each, Apply):
+                    workers = [push.worker for push in each.pushes]
+                    done += [replace(held[w], staleness=updates - seen[w]) for w in workers]
+                    updates += 1
+        if not running:
+            return done
+        now, worker = heappop(running)
+        held[worker], made[worker] = replace(held[worker], end=now), made[worker] + 1
+        store.push(worker, made[worker])
+        store.steps(worker, batches)
+
+
+def _one_slow(worker: int, made: int) -> float:
+    return 4 if worker == 1 else 1
+
+
+def _slow_in_turn(worker: int, made: int) -> float:
+    return 4 if made % _RANKS == worker else 1
+
+
+_FACTS: dict[Takes, str] = {
+    _one_slow: f"{_RANKS} workers · worker 1 takes 4 for a batch, the others 1",
+    _slow_in_turn: f"{_RANKS} workers · every {_RANKS}th batch of a worker takes 4, others 1",
+}
+_FILLS = (
+    Sample(TINTS[0], "a gradient that is not stale"),
+    Sample(TINTS[1], "a stale one"),
+    Sample(TINTS[3], "a dropped one"),
+)
+
+
+def _lines(*shown: tuple[str, Takes, int | None, int]) -> str:
+    """Return a time-line for each (words, times, bound, backup workers)."""
+    charts, kinds = [], set[int]()
+    for words, takes, *rule in shown:
+        bars: list[list[Action]] = [[] for _ in range(_RANKS)]
+        for each in sorted(walk(takes, *rule), key=lambda each: each.begin):
+            kind = 2 if each.staleness < 0 else min(each.staleness, 1)
+            kinds.add(kind)
+            fate = "dropped" if kind == 2 else f"staleness {each.staleness}"
+            tip = f"batch {each.number}, from {each.begin:g} to {each.end:g}, {fate}"
+            bar = Action(each.begin, each.end, str(each.number), _FILLS[kind].colour, tip)
+            bars[each.worker].append(bar)
+        lanes = [Lane(f"worker {worker}", of_worker) for worker, of_worker in enumerate(bars)]
+        chart = LaneChart(words, f"{_BATCHES} batches · {_FACTS[takes]}", lanes, arrows=[])
+        alone = max(each.end for each in walk(takes, 0))
+        title = f"{words}: time {chart.time:g}" + f" instead of {alone:g}" * any(rule)
+        charts.append(replace(chart, title=title))
+    return draw_lanes(charts, [_FILLS[kind] for kind in sorted(kinds)], arrows=[])
+
+
+def staleness() -> str:
+    """Return how many gradients have which staleness, by bound, if one worker is slow."""
+    batches, groups = 400, []
+    for words, limit in ("synchronous", 0), ("bound 2", 2), ("no bound", None):
+        done = walk(_one_slow, limit, batches=batches)
+        counts = sorted(Counter(each.staleness for each in done).items())
+        bars = [Bar(f"staleness {n}", c, f"{c}", PALETTE[min(n, 1)]) for n, c in counts]
+        groups.append(Group(f"{words}: time {max(each.end for each in done):g}", bars))
+    title = f"No bound: a gradient is up to {counts[-1][0]} updates behind"
+    return draw_bars(title, f"{batches} batches · {_FACTS[_one_slow]}", groups)
+
+
 # --- averages of weights --------------------------------------------------------------------------
 
 _EVERY, _STEPS = 4, 8
@@ -584,6 +734,16 @@ PICTURES: dict[str, Callable[[], str]] = {
     "strategy-hybrid": mesh,
     "strategy-memory": memory,
     "strategy-search": search,
+    "strategy-parameter-server": parameter_server,
+    "strategy-waiting": partial(
+        _lines, ("synchronous", _one_slow, 0, 0), ("no bound", _one_slow, None, 0)
+    ),
+    "strategy-staleness": staleness,
+    "strategy-bound": partial(
+        _lines, ("bound 2", _slow_in_turn, 2, 0), ("bound 2, one slow worker", _one_slow, 2, 0)
+    ),
+    "strategy-backup": partial(_lines, ("one backup worker", _one_slow, 0, 1)),
+    "strategy-placement": placement,
     "strategy-local-sgd": local_sgd,
 }
 
