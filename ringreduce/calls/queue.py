@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ringreduce.calls.meter import Meter, MeteredLock
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import as_seconds
-from ringreduce.transports.yielding import HEAD_START, Yielding
+from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
 Program = Generator[bool, None, Any]
 T = TypeVar("T")
@@ -33,7 +33,7 @@ _NO_PROGRAM: Program = (moved for moved in (True,))
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
 _BUSY_LOOKS, _BETWEEN_LOOKS_S = 200, 1e-4
-"""`wait_any` looks 200 times without a pause, and then once every 1e-4 s."""
+"""`wait_any` looks 200 times without a pause, then every 1e-4 s, and less often as it waits."""
 _attaching = threading.Lock()
 """Held while a callback is attached to a work, or the callbacks of a work are taken."""
 
@@ -282,7 +282,8 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         if end is not None and time.monotonic() > end:
             raise TimeoutError(f"wait_any: no work is over after {timeout_s} s; all go on")
         idle += 1
-        time.sleep(0 if idle < _BUSY_LOOKS else _BETWEEN_LOOKS_S)
+        pause_s = min(_BETWEEN_LOOKS_S * idle / _BUSY_LOOKS, LONGEST_SLEEP_S)
+        time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
 
 
 class CallQueue:
