@@ -566,6 +566,8 @@ class Engine:
             self.queue.failed, self.endpoint.works = [], []
             if self.ended is None:
                 self.check_usable()
+                if self.survives_losses:
+                    self.endpoint.end(_closed())  # it has announced a close in good order
                 try:
                     self.run_now(self.last_call, NOTHING, NOTHING, timeout_s)
                     self._part(self.last_call)

@@ -270,11 +270,12 @@ class PointToPoint(Runner):
     def survive_losses(self, is_survived: bool) -> None:
         """Close the communicator in good order although ranks are lost, from now on.
 
-        Tells the launcher whether the other ranks survive the loss of this one.
+        From now on `probe` raises PeerLostError once for each rank that is gone.  Tells the
+        launcher whether the other ranks survive the loss of this one.
 
         :meta private:
         """
-        self._engine.survives_losses = True
+        self._engine.survives_losses = self._engine.endpoint.tells_losses = True
         tell_survived(is_survived)
 
     # --- implementation ---

@@ -491,7 +491,9 @@ class ParameterStore:
     def _send(self, tag: int, link: _Link, async_op: bool = False) -> Any:
         message = self._head.view(np.uint8) if tag == REQUEST else link.pushed
         self._sent_bytes += message.nbytes
-        return self._comm.send(message, link.rank, tag, async_op=async_op)
+        if async_op:
+            return self._comm.send(message, link.rank, tag, async_op=True)
+        return self._comm.send(message, link.rank, tag)  # compiled
 
     @contextmanager
     def _waits(self) -> Iterator[None]:

@@ -114,6 +114,8 @@ class Endpoint:
         self._thread: threading.Thread | None = None
         self._ended: Exception | None = None
         self._looked_at = 0.0
+        self.tells_losses, self._told = False, set[int]()
+        """Whether `find_arrival` raises an error for each peer that is gone, and those peers."""
         self._clock = WaitClock().now
 
     # --- operations ---
@@ -308,6 +310,11 @@ class Endpoint:
             silent = None if False in offers.values() else self._why_all_silent()
             if silent is not None:
                 raise silent
+            if looks and self.tells_losses:
+                lost = self.lost_peers(closed=True) - self._told
+                self._told |= lost
+                for peer in lost:
+                    raise self._lost_error(peer, "it is lost, or has closed")
         return None
 
     def _why_all_silent(self) -> Exception | None:
