@@ -293,7 +293,7 @@ class Trainer:
             self._end_epoch(watchers)
         while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"), rr.span("step"):
                 self._make_step()
             made = self.store.step
             ends = course.ends_epoch(made - 1)
@@ -304,14 +304,12 @@ class Trainer:
             if ends or saves or checks or journal.is_full:
                 self._report_steps(watchers)
             if saves or checks:
-                self._part.check_equal()
-                self._check_finite()
+                self._check()
             if ends:
                 self._end_epoch(watchers)
             if saves:
                 self._save(save)
-        self._part.check_equal()
-        self._check_finite()
+        self._check()
         if self._saved != made:
             self._save(save)
         flat = self.flat
@@ -367,10 +365,11 @@ class Trainer:
             >>> rr.spawn(program, 2)  # before training
             [True, True]
         """
-        right = self._part.right(self._held_out_x, self._held_out_labels)
-        if not self._part.counts:
-            right = 0
-        total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
+        with rr.span("evaluate"):
+            right = self._part.right(self._held_out_x, self._held_out_labels)
+            if not self._part.counts:
+                right = 0
+            total = self.comm.all_reduce(np.array([right]), algorithm=self.settings.algorithm)
         return int(total[0]) / self._held_out_samples
 
     def time_steps(self, count: int) -> list[float]:
@@ -436,7 +435,8 @@ class Trainer:
         if settings.noise:
             key = settings.seed, epoch, course.number_in_epoch(number)
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
-        share = part.gradients(x, self._labels[mine], len(batch))
+        with rr.span("compute"):
+            share = part.gradients(x, self._labels[mine], len(batch))
         if settings.clip:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
@@ -446,7 +446,7 @@ class Trainer:
         # One rank makes the same calls, and communicates with nobody.
         communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
-        with self.store.update():
+        with rr.span("update"), self.store.update():
             part.update(lr, number)
             part.average_statistics(number)
             step_s = time.perf_counter() - begin
@@ -470,9 +470,15 @@ class Trainer:
                 f"lr {step.lr:g}; take a smaller lr"
             )
 
-    def _check_finite(self) -> None:
-        """Raise on all ranks if a parameter is not finite: the loss is computed before its step."""
-        if not self._part.all_finite():
+    def _check(self) -> None:
+        """Raise an error on all ranks if replicas differ, or a parameter is not finite.
+
+        A loss is computed before its step, so it does not show the latter.
+        """
+        with rr.span("check"):
+            self._part.check_equal()
+            is_finite = self._part.all_finite()
+        if not is_finite:
             raise FloatingPointError(
                 f"train: parameters are infinite or no numbers after step {self.state.step}; take "
                 "a smaller lr"
@@ -499,7 +505,8 @@ class Trainer:
 
     def _save(self, save: Callable[[Trainer], None] | None) -> None:
         if save is not None:
-            save(self)
+            with rr.span("save"):
+                save(self)
             self._saved = self.store.step
 
     def _mean_times(self) -> tuple[float, float, float]:
