@@ -30,9 +30,9 @@ from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
-from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
+from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
-from ringreduce.train.results import Result
+from ringreduce.train.results import Result, Watcher
 from ringreduce.train.settings import Outputs
 from ringreduce.train.strategies import to_plain
 
@@ -244,8 +244,11 @@ class _Run:
         together(self._comm, self._open if self._speaks else nothing)
         if self._speaks:
             self._print_heading()
-        history = History()
-        watchers = together(self._comm, partial(self._watchers, history))
+        history, parameters = History(), Parameters(self._parameters)
+        careful = together(self._comm, partial(self._watchers, history, parameters))
+        watchers: list[Watcher] = [*careful]
+        if self._outputs.tensorboard is not None:
+            watchers.insert(0, parameters)
         save = self._save if self._outputs.checkpoint_dir is not None else None
         begin = time.perf_counter()
         self.result = result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
@@ -255,7 +258,7 @@ class _Run:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
             print(results(result, self._outputs.verbose), flush=True)
-        self._end(watchers, history, result)
+        self._end(careful, history, result)
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
         """Draw and close; find out on all ranks what could not be written."""
@@ -354,7 +357,11 @@ class _Run:
             "ringreduce": rr.__version__,
         }
 
-    def _watchers(self, history: History) -> list[Careful]:
+    def _parameters(self) -> dict[str, Any]:
+        """Return the parameters of the whole model, by name.  Collective."""
+        return {name: array for name, array in self._trainer.arrays().items() if "/" not in name}
+
+    def _watchers(self, history: History, parameters: Parameters) -> list[Careful]:
         if not self._speaks:
             return []
         outputs, reported = self._outputs, self._trainer.reported
@@ -369,7 +376,7 @@ class _Run:
             history.again(lines.kept)
             sinks.append(lines)
         if outputs.tensorboard is not None:
-            sinks.append(TensorBoard(outputs.tensorboard, reported[0]))
+            sinks.append(TensorBoard(outputs.tensorboard, reported[0], parameters))
         careful = Careful(sinks, self._complain)
         self._stack.callback(careful.close)
         return [careful]
