@@ -392,7 +392,7 @@ class Engine:
         """Admit a call to the fast path, which there is, after it was made on `array`."""
         path = self.fast_path
         assert path is not None
-        if self.queue.busy:
+        if self.queue.busy or self._control.log is not None:
             return
         key = key_of(collective, array.dtype, [array.shape], arguments)
         if key is not None and path.call_of(key) is None:
