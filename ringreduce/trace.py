@@ -55,6 +55,12 @@ RECORDERS: list[Recorder] = []
 """The recorder of this process; empty: nothing is recorded."""
 
 
+def finish() -> None:
+    """Make one file of all parts, unless the launcher does."""
+    for recorder in RECORDERS:
+        recorder.write()
+
+
 class _Span:
     """Records its ``with`` block."""
 

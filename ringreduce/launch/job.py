@@ -24,7 +24,7 @@ from typing import Any
 
 from ringreduce.errors import PeerLostError
 from ringreduce.prctl import set_death_signal
-from ringreduce.trace import RECORDERS
+from ringreduce.trace import finish
 
 ABORT_DEADLINE_S = 1.0
 """Seconds that MPI_Abort may take before the process ends itself."""
@@ -153,9 +153,8 @@ def end_job(code: int) -> None:
     Returns if there is nothing to end: the job has one rank, or this rank has finalised MPI, or is
     of no MPI job.  The caller then has to exit.
     """
-    for recorder in RECORDERS:
-        with contextlib.suppress(OSError):
-            recorder.write()
+    with contextlib.suppress(OSError):
+        finish()
     _flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():

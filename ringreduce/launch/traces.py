@@ -27,7 +27,7 @@ from ringreduce.picture import output
 from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
-from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder
+from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
 """Of the messages that compare clocks."""
@@ -49,6 +49,8 @@ def begin(path: Path, rank: int) -> None:
     if not RECORDERS:
         RECORDERS.append(Recorder(path, rank))
         os.register_at_fork(after_in_child=RECORDERS.clear)  # the part is that of the parent
+        if rank == 0:
+            atexit.register(finish)  # it runs after `init` has closed the communicator
 
 
 def join(comm: Any, path: Path, *, all_record: bool, launched: bool) -> None:
@@ -63,8 +65,6 @@ def join(comm: Any, path: Path, *, all_record: bool, launched: bool) -> None:
         comm._engine.before_close = partial(_gather, comm, recorder)
     if far or not launched:
         recorder.write = partial(write, path)
-        if comm.rank == 0:
-            atexit.register(write, path)
 
 
 def clock_of(

@@ -213,54 +213,83 @@ def test_ranks_compare_their_clocks_with_that_of_rank_0(shift):
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def calls(comm: rr.Communicator) -> list[int]:
-    """Make a call of each kind; return the ranks' process ids."""
-    x, peer = np.arange(1000.0) * (comm.rank + 1), 1 - comm.rank
+def calls(comm: rr.Communicator) -> None:
+    """Make a call of each kind."""
+    x, peer = np.arange(1024.0) * (comm.rank + 1), 1 - comm.rank
     for _ in range(3):
         comm.all_reduce(x, algorithm="ring")
-    work = comm.all_reduce([x, x[:1]], async_op=True)
+    work = comm.all_reduce([x, x[:2]], async_op=True)
     with rr.span("mine"):
         work.wait()
+    comm.barrier()
     if comm.rank:
         comm.send(x, peer, tag=3)
+        comm.recv(x, peer)
     else:
         comm.recv(x, comm.probe(3), tag=3)
         comm.send(x, peer)
-    if comm.rank:
-        comm.recv(x, peer)
-    return comm.all_gather(np.array([os.getpid()]), counts=[1, 1]).tolist()
 
 
-@pytest.mark.parametrize("nodes", [(2,), (1, 1)])
-def test_ranks_record_calls_messages_waits_and_spans(nodes, tmp_path, monkeypatch):
-    path = tmp_path / "t.json"
-    monkeypatch.setenv(TRACE, str(path))
-    rr.spawn(calls, 2, processes=True, nodes=nodes)
-    assert [*tmp_path.iterdir()] == [path]
-    for rank in (0, 1):
-        ours = [e for e in events_of(path, pid=rank) if "all_reduce" in e["name"]]
-        assert [e["name"] for e in ours][:3] == ["all_reduce 7.812 KiB ring"] * 3
-        assert sum(e["args"]["bytes"] for e in ours) == 3 * 8000 + 8008
-        named = {e["name"] for e in events_of(path, pid=rank)}
-        assert {"mine", "wait", "send 7.812 KiB to " + str(1 - rank)} <= named
-        assert ("probe" in named) == (rank == 0)
-        inside = [e for e in events_of(path, pid=rank, cat="message") if overlaps(e, ours[2])]
-        sent = sum(e["args"]["bytes"] for e in inside if e["name"].startswith("send"))
-        assert sent == 8000  # a ring of two ranks
+@pytest.fixture(scope="module", params=[(2,), (1, 1)], ids=["one host", "two hosts"])
+def traced(request, tmp_path_factory):
+    """The trace of two ranks that make `calls`, and the ranks of each host."""
+    path = tmp_path_factory.mktemp("traced") / "t.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TRACE, str(path))
+        rr.spawn(calls, 2, processes=True, nodes=request.param)
+    return path, request.param
+
+
+RANKS = pytest.mark.parametrize("rank", [0, 1])
+
+
+def is_inside(event: dict, other: dict) -> bool:
+    """Whether an event lies within the time of another one."""
+    ends = event["ts"] + event["dur"] <= other["ts"] + other["dur"] + 3 * ROUNDED
+    return ends and event["ts"] >= other["ts"] - ROUNDED
+
+
+@RANKS
+def test_calls_are_recorded_with_their_bytes(traced, rank):
+    ours = [e for e in events_of(traced[0], pid=rank) if e["name"].startswith("all_reduce")]
+    assert [e["name"] for e in ours][:3] == ["all_reduce 8 KiB ring"] * 3
+    assert sum(e["args"]["bytes"] for e in ours) == 4 * 8192 + 16
+    names = [event["name"] for event in events_of(traced[0], pid=rank, cat="call")]
+    assert any(name.startswith("barrier") for name in names)
+
+
+@RANKS
+def test_the_messages_of_a_call_lie_within_its_time(traced, rank):
+    call = events_of(traced[0], pid=rank, name="all_reduce 8 KiB ring")[2]
+    inside = [e for e in events_of(traced[0], pid=rank, cat="message") if is_inside(e, call)]
+    for direction in ("send", "recv"):
+        found = [e for e in inside if e["name"].startswith(direction)]
+        assert sum(e["args"]["bytes"] for e in found) == 8192  # a ring of two ranks
+        assert {e["args"]["peer"] for e in found} == {1 - rank}
+
+
+@RANKS
+def test_messages_between_two_ranks_and_waits_are_recorded(traced, rank):
+    found = {event["name"] for event in events_of(traced[0], pid=rank)}
+    assert {f"send 8 KiB to {1 - rank}", f"recv 8 KiB from {1 - rank}", "wait"} <= found
+    assert ("probe" in found) == (rank == 0)
+    (span,) = events_of(traced[0], pid=rank, name="mine")
+    assert any(is_inside(e, span) for e in events_of(traced[0], pid=rank, cat="wait"))
+
+
+def test_no_rank_ends_a_call_before_the_other_begins_it(traced):
+    error_us = json.loads(traced[0].read_text())["otherData"]["clock_error_us"]["rank 1"]
+    first, second = (events_of(traced[0], pid=rank, cat="call") for rank in (0, 1))
+    for mine, theirs in zip(first, second, strict=False):
+        assert mine["ts"] <= theirs["ts"] + theirs["dur"] + error_us + ROUNDED
+        assert theirs["ts"] <= mine["ts"] + mine["dur"] + error_us + ROUNDED
+
+
+def test_the_error_of_a_clock_is_known_where_there_is_one(traced):
+    path, nodes = traced
     errors = json.loads(path.read_text())["otherData"]["clock_error_us"]
     assert (errors["rank 0"], errors["rank 1"] > 0) == (0.0, nodes == (1, 1))
-    first, second = (events_of(path, pid=rank, name="all_reduce 7.812 KiB ring") for rank in (0, 1))
-    for mine, theirs in zip(first, second, strict=True):  # no rank ends before the other begins
-        late = max(
-            mine["ts"] - theirs["ts"] - theirs["dur"], theirs["ts"] - mine["ts"] - mine["dur"]
-        )
-        assert late <= errors["rank 1"] + ROUNDED
-
-
-def overlaps(event: dict, other: dict) -> bool:
-    """Whether an event is inside another one."""
-    begins = event["ts"] >= other["ts"] - ROUNDED
-    return begins and event["ts"] + event["dur"] <= other["ts"] + other["dur"] + 3 * ROUNDED
+    assert [*path.parent.iterdir()] == [path]
 
 
 def trains(comm: rr.Communicator) -> None:
@@ -304,6 +333,8 @@ def test_another_launcher_writes_a_trace_by_the_variable(script, tmp_path, run, 
     ended = run("-n", "2", sys.executable, "script.py", end, command=STAND_IN, env=environment)
     assert (ended.returncode == 0) == (end == "well")
     assert {e["pid"] for e in events_of(tmp_path / "t.json", name="first")} == {0, 1}
+    closed = events_of(tmp_path / "t.json", name="close direct")
+    assert len(closed) == 2 * (end == "well")
 
 
 @pytest.mark.mpi
