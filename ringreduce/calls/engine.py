@@ -515,6 +515,7 @@ class Engine:
         """Record a call that is over, and its last messages."""
         for index in self._messages:
             self._log(index, ())
+        self._messages.clear()
         name, algorithm = call.signature.collective, call.schedule.algorithm
         kind, plans = ASYNC if self.queue.works else CALL, call.pieces or ((call.plan, 1),)
         nbytes = call.dtype.itemsize * sum(plan.count * times for plan, times in plans)
@@ -559,6 +560,7 @@ class Engine:
         if self.shared_memory is not None:
             self.shared_memory.go_on_from(rounds)
         self.running.clear()
+        self._messages.clear()
         self._flows.forget_counts()
 
     def _abandon(self) -> None:

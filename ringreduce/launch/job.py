@@ -153,8 +153,7 @@ def end_job(code: int) -> None:
     Returns if there is nothing to end: the job has one rank, or this rank has finalised MPI, or is
     of no MPI job.  The caller then has to exit.
     """
-    with contextlib.suppress(OSError):
-        finish()
+    finish()
     _flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():

@@ -27,6 +27,7 @@ from ringreduce.picture import output
 from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
+from ringreduce.terminal import print_error
 from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
@@ -114,7 +115,7 @@ def prepare(path: Path) -> None:
 
 
 def write(path: Path) -> None:
-    """Write the trace of all parts to `path`, and remove them; do nothing without parts."""
+    """Write the trace of all parts to `path`, and remove them; print why if that fails."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # several ranks may end the job at once
@@ -126,6 +127,8 @@ def write(path: Path) -> None:
             output.write(path, draw(sorted(ranks, key=itemgetter(0))))
         for part in parts:
             part.unlink(missing_ok=True)
+    except OSError as error:
+        print_error(f"ringreduce: there is no trace: {error}")
     finally:
         os.close(folder)
 

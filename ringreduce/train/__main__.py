@@ -244,7 +244,7 @@ class _Run:
         together(self._comm, self._open if self._speaks else nothing)
         if self._speaks:
             self._print_heading()
-        history, parameters = History(), Parameters(self._parameters)
+        history, parameters = History(), Parameters(lambda: self._trainer.arrays())
         careful = together(self._comm, partial(self._watchers, history, parameters))
         watchers: list[Watcher] = [*careful]
         if self._outputs.tensorboard is not None:
@@ -356,10 +356,6 @@ class _Run:
             "ranks": self._comm.size,
             "ringreduce": rr.__version__,
         }
-
-    def _parameters(self) -> dict[str, Any]:
-        """Return the parameters of the whole model, by name.  Collective."""
-        return {name: array for name, array in self._trainer.arrays().items() if "/" not in name}
 
     def _watchers(self, history: History, parameters: Parameters) -> list[Careful]:
         if not self._speaks:

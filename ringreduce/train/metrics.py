@@ -114,17 +114,16 @@ class JsonLines:
 
 
 class Parameters:
-    """Keeps the parameters of the last epoch.  Every rank has one, as `gather` is collective."""
+    """Keeps the parameters of the last epoch.  Every rank has one: `gather` may be collective."""
 
     def __init__(self, gather: Callable[[], Mapping[str, Any]]) -> None:
-        self._gather = gather
-        self.arrays: Mapping[str, Any] = {}
+        self._gather, self.arrays = gather, dict[str, Any]()
 
     def steps(self, steps: Sequence[Step]) -> None:
         """Do nothing."""
 
     def epoch(self, epoch: Epoch) -> None:
-        self.arrays = self._gather()
+        self.arrays = {name: each for name, each in self._gather().items() if "/" not in name}
 
 
 class TensorBoard:
@@ -142,7 +141,7 @@ class TensorBoard:
         writer_type = self.writer_type()
         _write_start(folder, steps_made + 1)
         self._writer = writer_type(str(folder))
-        self._step, self._parameters = steps_made, parameters
+        self._step, self._parameters = steps_made, parameters or Parameters(dict)
 
     @staticmethod
     def writer_type() -> Any:
@@ -166,7 +165,7 @@ class TensorBoard:
     def epoch(self, epoch: Epoch) -> None:
         for name in ("loss", "accuracy", "samples_per_s"):
             self._writer.add_scalar(f"epoch/{name}", getattr(epoch, name), self._step)
-        for name, array in ({} if self._parameters is None else self._parameters.arrays).items():
+        for name, array in self._parameters.arrays.items():
             self._add_histogram(f"parameters/{name}", array[np.isfinite(array)])
         self._writer.flush()
 
@@ -180,9 +179,8 @@ class TensorBoard:
         event = Event(wall_time=time.time(), step=self._step)
         rows = make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]))
         event.summary.value.add(tag=tag, tensor=rows, metadata=create_summary_metadata(None, None))
-        self._writer._output._ev_writer.add_event(
-            event
-        )  # its file: TensorBoard reads one at a time
+        # Into the same file: TensorBoard reads one after another.
+        self._writer._output._ev_writer.add_event(event)
 
     def close(self) -> None:
         self._writer.close()

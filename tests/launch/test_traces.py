@@ -128,6 +128,14 @@ def test_parts_are_removed_once_the_trace_is_written(recorder, tmp_path):
     assert len(events_of(tmp_path / "t.json")) == 1
 
 
+def test_a_trace_that_cannot_be_written_is_named_and_its_parts_stay(recorder, tmp_path, capsys):
+    part = recorder(0).part
+    (tmp_path / "t.json").mkdir()
+    traces.write(tmp_path / "t.json")
+    assert "ringreduce: there is no trace: [Errno 21] Is a directory" in capsys.readouterr().err
+    assert part.exists()
+
+
 # --- the picture ----------------------------------------------------------------------------------
 
 
@@ -150,7 +158,7 @@ def steps(count: int) -> list[Times]:
     return [(n + at, n + 1 - at, SPAN, name) for n in range(count) for name, at in names.items()]
 
 
-@pytest.mark.parametrize(("count", "seen"), [(1, 1), (2, 2), (9, 2)])
+@pytest.mark.parametrize(("count", "seen"), [(0, 0), (1, 1), (2, 2), (9, 2)])
 def test_a_picture_has_two_steps_and_a_lane_for_each_rank(count, seen):
     svg = traces.draw([rank_of(rank, *steps(count)) for rank in range(3)])
     assert [f"rank {rank}" in svg for rank in range(4)] == [True, True, True, False]
