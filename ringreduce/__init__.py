@@ -13,7 +13,7 @@ Every rank of an MPI job runs the same program::
 - `ExactSum` adds arrays with the same bits for any number of ranks.
 - `SharedArray` is an array that all ranks of a node add to.
 - `State` keeps arrays that outlive a rank; `elastic` goes on with them after ranks are lost.
-- `Config` has the settings; `register_algorithm` adds an algorithm.
+- `Config` has the settings; `register_algorithm` adds an algorithm; `span` traces a block.
 - `MismatchError`, `PeerTimeoutError` and `PeerLostError` are raised on all ranks alike.
 - `pipeline` has the schedules of pipelines, `train` has data-parallel training.
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
+    from ringreduce.trace import span
 
 __all__ = [
     "Change",
@@ -61,6 +62,7 @@ __all__ = [
     "is_elastic",
     "pipeline",
     "register_algorithm",
+    "span",
     "spawn",
     "train",
     "wait_any",
@@ -79,6 +81,7 @@ _MODULES = {
     "init": "bootstrap",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",
+    "span": "trace",
     "spawn": "bootstrap",
     "wait_any": "calls.queue",
 }

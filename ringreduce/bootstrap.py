@@ -25,6 +25,7 @@ from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.topology import Nodes, Topology, parse_nodes
+from ringreduce.trace import RECORDERS, finish
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 
@@ -247,13 +248,25 @@ def _assemble(
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
-    config = given.config
+    config, path = given.config, given.environment.trace
+    launched = given.environment.expected_size is not None
+    if path is not None:
+        from ringreduce.launch import traces
     try:
-        _check_all_share(over.collect(bytes((bool(config.shared_memory),))))
+        if path is not None and over.rank == 0 and not (launched or RECORDERS):
+            traces.prepare(path)
+        flags = over.collect(bytes((bool(config.shared_memory), path is not None)))
+        _check_all_share(flags[::2])
+        if path is not None:
+            rank = place.mpi_rank() if over.name == "mpi" else None
+            traces.begin(path, over.rank if rank is None else rank)
         segments = share_segments(over) if config.shared_memory else None
         if given.transport == "shm" and segments is None:
             raise UnavailableError
-        return _communicator(over, placed, given.timeout_s, config, segments, adopt)
+        comm = _communicator(over, placed, given.timeout_s, config, segments, adopt)
+        if path is not None:
+            traces.join(comm, path, all_record=all(flags[1::2]), launched=launched)
+        return comm
     except MismatchError:
         over.close()
         raise
@@ -414,6 +427,8 @@ def _in_process(
     ) as comm:
         result = fn(comm, *args)
         comm.close_at_end_of("its function")
+    if rank == 0:
+        finish()  # the end of this process calls no exit handlers
     return result
 
 

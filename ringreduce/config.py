@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Rational
+from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
 from ringreduce.errors import shown
 from ringreduce.place import RANK_VARIABLES
 from ringreduce.schedules.cost import Profile
+from ringreduce.trace import trace_file
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class Environment:
     """As for `init`."""
     nodes: tuple[int, ...] | None = None
     """Ranks of each node."""
+    trace: Path | None = None
+    """The file that shows what ranks do over time: .json, .svg or .png."""
     launched: bool = False
     """Whether a process manager of an MPI started this process."""
 
@@ -236,5 +240,6 @@ _VARIABLES: dict[str, tuple[Callable[[str], Any], str]] = {
     "timeout_s": (_seconds, "seconds, above 0"),
     "transport": (_transport, "auto, mpi, sockets or shm"),
     "nodes": (_node_sizes, "the ranks of each node, such as 3,1,2"),
+    "trace": (trace_file, "a name that ends in .json, .svg or .png"),
 }
 """The parser of each variable, and the text of the wanted value."""

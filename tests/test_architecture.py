@@ -63,7 +63,7 @@ def under(name: str) -> set[str]:
 GROUND = {
     *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "place", "prctl"),
     "terminal",
-    *("processes", "topology", "unix_sockets"),
+    *("processes", "topology", "trace", "unix_sockets"),
 }
 """Modules of the first level that every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}

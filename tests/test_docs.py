@@ -109,7 +109,7 @@ def test_blocks_over_mpi_print_what_the_pages_say_one_after_another(start, tmp_p
     assert printed == "".join(block.prints for block in named.values())
 
 
-FILE = r"\w+\.(jsonl|png|svg|toml)"
+FILE = r"\w+\.(jsonl?|png|svg|toml)"
 COMMAND = re.compile(
     r"^    ((?:ringreduce|mpirun|python) [^\n]*)$(?:\n\n```text\n(.*?)^```$)?", re.M | re.S
 )
@@ -185,7 +185,7 @@ def test_a_shown_output_is_compared_with_what_is_printed(printed, fits):
 
 
 def test_pages_have_commands():
-    names = ["search.md", "performance.md", "seeing.md", "strategies.md", "training.md"]
+    names = ["search.md", "trace.md", "performance.md", "seeing.md", "strategies.md", "training.md"]
     assert [page.name for page in WITH_COMMANDS] == names
     assert [page.name for page in WITH_JAX] == ["strategies.md"]
 

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -53,6 +54,7 @@ from ringreduce.shm.pieces import Blocks
 from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
+from ringreduce.trace import ASYNC, CALL, MESSAGE, RECORDERS
 from ringreduce.transports.base import ABANDONED, Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]
@@ -99,7 +101,10 @@ class Engine:
         """How these ranks came together, for error texts."""
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         """The messages of all runs that this rank has started; None: messages are not logged."""
-        log = None if self.log is None else self._log
+        log = self._log if config.log_messages or RECORDERS else None
+        config = replace(config, log_messages=log is not None)
+        self._messages: dict[int, tuple[float, Iterable[Note]]] = {}
+        """Slice -> when its present messages began, and these messages, for the trace."""
         self._control = Control(self.wait_until, self.wait_for, self._report_mismatch, log)
         self._flows = FlowCache(transport, config)
         self.arena = None if segments is None else Arena(segments.arena)
@@ -125,6 +130,8 @@ class Engine:
         """The messages between two ranks."""
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
+        self.before_close: Callable[[], None] | None = None
+        """Makes the last calls of this rank, in `close`."""
         self.last_call: Call
         """The meeting in which all ranks close the communicator."""
         self.survives_losses = False
@@ -206,11 +213,14 @@ class Engine:
         try:
             header = agreement.begin(call.signature, timeout_s)
             executable = call.executable or self.executable(call)
+            begin_s = time.perf_counter() if RECORDERS else 0.0
             self.running.append(executable)
             executable.run(header, source, target)
             # Counted while it runs: a signal handler between the two lines can make no call.
             agreement.completed += 1
             self.running.clear()
+            if RECORDERS:
+                self._record(call, begin_s)
         except BaseException as error:
             raise self._settle_error(error, call.schedule) from None
 
@@ -283,11 +293,14 @@ class Engine:
     def advance(self, call: Call, source: Any, target: Any, header: bytes) -> Iterator[bool]:
         """Run the plan of a call within a body; yield at each poll whether it made progress."""
         executable = call.executable or self.executable(call)
+        begin_s = time.perf_counter()
         self.running.append(executable)
         executable.start(header, source, target)
         while not executable.test():
             yield executable.moved
         self.running.clear()
+        if RECORDERS:
+            self._record(call, begin_s)
 
     # --- executables ---
 
@@ -381,7 +394,7 @@ class Engine:
         """Admit a call to the fast path, which there is, after it was made on `array`."""
         path = self.fast_path
         assert path is not None
-        if self.queue.busy:
+        if self.queue.busy or self._control.log is not None:
             return
         key = key_of(collective, array.dtype, [array.shape], arguments)
         if key is not None and path.call_of(key) is None:
@@ -435,7 +448,7 @@ class Engine:
 
     def _compiled_call(self, call: Call | Fused, batches: Sequence[Call]) -> CompiledCall | None:
         """Return `call` with the compiled program of each batch; None if a batch has none."""
-        if self.log is not None or any(batch.converts for batch in batches):
+        if self._control.log is not None or any(batch.converts for batch in batches):
             return None
         executables = []
         for batch in batches:
@@ -490,8 +503,25 @@ class Engine:
                     other._lock.release()
 
     def _log(self, index: int, notes: Iterable[Note]) -> None:
-        assert self.log is not None
-        self.log += [LoggedMessage(self._agreement.number, index, *note) for note in notes]
+        """Log the messages that slice `index` begins; its messages before are over."""
+        if self.log is not None:
+            self.log += [LoggedMessage(self._agreement.number, index, *note) for note in notes]
+        if RECORDERS:
+            begin_s, over = self._messages.get(index, (0.0, ()))
+            self._messages[index] = time.perf_counter(), notes
+            for _, name, peer, nbytes in over:
+                words = f"{'to' if name == 'send' else 'from'} {peer}"
+                RECORDERS[0].add(MESSAGE, name, begin_s, nbytes, words)
+
+    def _record(self, call: Call, begin_s: float) -> None:
+        """Record a call that is over, and its last messages."""
+        for index in self._messages:
+            self._log(index, ())
+        self._messages.clear()
+        name, algorithm = call.signature.collective, call.schedule.algorithm
+        kind, plans = ASYNC if self.queue.works else CALL, call.pieces or ((call.plan, 1),)
+        nbytes = call.dtype.itemsize * sum(plan.count * times for plan, times in plans)
+        RECORDERS[0].add(kind, name, begin_s, nbytes, algorithm)
 
     # --- functions for the agreement, after an error ---
 
@@ -532,6 +562,7 @@ class Engine:
         if self.shared_memory is not None:
             self.shared_memory.go_on_from(rounds)
         self.running.clear()
+        self._messages.clear()
         self._flows.forget_counts()
 
     def _abandon(self) -> None:
@@ -555,6 +586,9 @@ class Engine:
         closes.  `timeout_s`: seconds to wait for messages, and then for the meeting; None: those of
         the communicator.  Raises the error of a Work that was never waited for.
         """
+        before, self.before_close = self.before_close, None
+        if before is not None and self.ended is None:
+            before()
         with self.queue.lock:
             if self.ended is None:
                 self._refusals.check()

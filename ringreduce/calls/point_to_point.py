@@ -19,6 +19,7 @@ from ringreduce.place import tell_survived
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
+from ringreduce.trace import RECORDERS, waiting
 
 _COMPILED = ("send", "recv", "probe")
 """The methods that may have a compiled entry."""
@@ -200,7 +201,9 @@ class PointToPoint(Runner):
             found.extend([] if peer is None else [peer])
             return bool(found)
 
-        if not endpoint.wait_until(look, time.monotonic() + timeout_s):
+        with waiting("probe"):
+            endpoint.wait_until(look, time.monotonic() + timeout_s)
+        if not found:
             raise no_message_error("probe", number, timeout_s)
         return found[0]
 
@@ -283,7 +286,7 @@ class PointToPoint(Runner):
     def _use_compiled_messages(self, general: PointToPoint) -> None:
         """Put compiled entries before the methods of `general` that no subclass overrides."""
         road = self._engine.endpoint.road
-        for name in _COMPILED:
+        for name in () if RECORDERS else _COMPILED:
             if getattr(type(self), name) is getattr(PointToPoint, name):
                 entry = road.entry(name, getattr(general, name), general._adopt_message)
                 self.__dict__[name] = entry

@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ringreduce.calls.meter import Meter, MeteredLock
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import as_seconds
+from ringreduce.trace import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
 Program = Generator[bool, None, Any]
@@ -130,7 +131,9 @@ class Work(Generic[T]):
         """
         timeout_s = as_seconds("wait", timeout_s)
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._queue.wait_for(self.completed, timeout_s):
+        with waiting():
+            is_over = self._queue.wait_for(self.completed, timeout_s)
+        if not is_over:
             raise TimeoutError(f"the call is not over after {timeout_s} s; it goes on")
         self._seen = True
         if self._error is not None:
@@ -275,15 +278,16 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
         raise ValueError("wait_any: works is empty; pass at least one Work")
     end = None if timeout_s is None else time.monotonic() + timeout_s
     idle = 0
-    while True:
-        for index, work in enumerate(works):
-            if work.done():
-                return index
-        if end is not None and time.monotonic() > end:
-            raise TimeoutError(f"wait_any: no work is over after {timeout_s} s; all go on")
-        idle += 1
-        pause_s = min(_BETWEEN_LOOKS_S * idle / _BUSY_LOOKS, LONGEST_SLEEP_S)
-        time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
+    with waiting():
+        while True:
+            for index, work in enumerate(works):
+                if work.done():
+                    return index
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"wait_any: no work is over after {timeout_s} s; all go on")
+            idle += 1
+            pause_s = min(_BETWEEN_LOOKS_S * idle / _BUSY_LOOKS, LONGEST_SLEEP_S)
+            time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
 
 
 class CallQueue:

@@ -25,6 +25,7 @@ from ringreduce.launch import elastic_options
 from ringreduce.launch.launcher import Hosts, Job, run
 from ringreduce.launch.mpiexec import LaunchError, NoMpiError
 from ringreduce.terminal import print_error, replace_unencodable
+from ringreduce.trace import TRACE, trace_file
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -90,9 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         job, rules = _job(options, rest), elastic_options.rules_of(command, options)
+        if job.trace is not None:
+            from ringreduce.launch import traces
+
+            traces.prepare(job.trace)
         if rules is not None and job.without_mpi:
             raise ValueError("--elastic needs an MPI; leave --without-mpi out")
-    except ValueError as error:
+    except (ValueError, OSError, ImportError) as error:
         command.error(str(error))
     try:
         if rules is not None:
@@ -102,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         needs = "--elastic needs an MPI: " * (rules is not None and isinstance(error, NoMpiError))
         print(f"ringreduce {options.command}: {needs}{error}", file=sys.stderr)
         return 1
+    finally:
+        if job.trace is not None:
+            traces.write(job.trace)
 
 
 def _asks_for_table(words: Sequence[str]) -> bool:
@@ -201,6 +209,7 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         timeout_s=options.timeout_s,
         tag_output=options.tag_output,
         without_mpi=options.without_mpi,
+        trace=trace_file(options.trace) if getattr(options, "trace", None) else None,
         instead_of_gloo=options.command == "run" and options.instead_of_gloo,
         threads=_threads(options, given) if module is not None else None,
         interrupted=(
@@ -354,6 +363,10 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         "python -m ringreduce.bench --help",
     )
     _add_job_options(bench)
+    for each in (start, train, bench):
+        help = "write what all ranks do over time: .json for Chrome and Perfetto, .svg, .png"
+        variable = os.environ.get(TRACE)
+        each.add_argument("--trace", default=variable, metavar="FILE", help=help)
     _add_scale(commands)
     _add_explain(commands)
     _add_doctor(commands)

@@ -24,6 +24,7 @@ from typing import Any
 
 from ringreduce.errors import PeerLostError
 from ringreduce.prctl import set_death_signal
+from ringreduce.trace import finish
 
 ABORT_DEADLINE_S = 1.0
 """Seconds that MPI_Abort may take before the process ends itself."""
@@ -152,6 +153,7 @@ def end_job(code: int) -> None:
     Returns if there is nothing to end: the job has one rank, or this rank has finalised MPI, or is
     of no MPI job.  The caller then has to exit.
     """
+    finish()
     _flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():

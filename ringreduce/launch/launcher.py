@@ -28,6 +28,7 @@ from ringreduce.launch.rank_main import EXPECTED_SIZE, MORE_WORDS
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
 from ringreduce.terminal import print_error
+from ringreduce.trace import TRACE
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -103,6 +104,8 @@ class Job:
     """Whether ranks start without MPI even where an MPI is installed."""
     interrupted: Callable[[], str] | None = field(default=None, compare=False)
     """Returns what to print after Ctrl-C, where no rank lives to print it."""
+    trace: Path | None = None
+    """The file with the trace of all ranks; None: there is none."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -176,7 +179,7 @@ def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ringreduce_settings(job: Job) -> dict[str, str]:
-    settings = {EXPECTED_SIZE: str(job.ranks)}
+    settings = {EXPECTED_SIZE: str(job.ranks), TRACE: str(job.trace or "")}
     if job.timeout_s is not None:
         settings["RINGREDUCE_TIMEOUT_S"] = f"{job.timeout_s:g}"
     if job.nodes:

@@ -157,6 +157,8 @@ class Executable:
             moved = True
             if flow.at < len(steps):
                 self._start_step(flow, steps[flow.at])
+            elif self._control.log is not None:
+                self._control.log(flow.slice, ())  # its last messages are over
         return moved
 
     # --- the one flow of a small or bound plan ---

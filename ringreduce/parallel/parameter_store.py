@@ -250,7 +250,7 @@ class ParameterStore:
         only = len(self._links) == 1  # then one request is enough
         if not only:
             self._ask(Kind.PULL)
-        with self._waits():
+        with rr.span("pull"), self._waits():
             write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
             works = [link.receive_slots(len(self._slots)) for link in self._links if slots]
             if only:  # these calls have compiled entries
@@ -308,7 +308,7 @@ class ParameterStore:
         self._pushes += 1
         about = {"push": self._pushes, "number": self._turn, "meeting": self._meeting}
         write(self._head, kind=Kind.PUSH, samples=weight, share=self.share, **about)
-        with self._waits():
+        with rr.span("push"), self._waits():
             if len(self._links) == 1:  # these calls have compiled entries
                 self._send(REQUEST, self._links[0])
                 self._send(DATA, self._links[0])

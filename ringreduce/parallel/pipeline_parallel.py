@@ -309,9 +309,10 @@ class PipelineParallel:
         times = []
         for number, action in enumerate(plan.acts):
             given = messages.receive(number)
-            begin = time.perf_counter()
-            result = execute(action, given)
-            times.append((begin, time.perf_counter()))
+            with rr.span(f"{action.kind} {action.microbatch}"):
+                begin = time.perf_counter()
+                result = execute(action, given)
+                times.append((begin, time.perf_counter()))
             messages.send(number, result)
         messages.finish()
         return messages.sent_bytes, tuple(times)

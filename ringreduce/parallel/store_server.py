@@ -221,10 +221,11 @@ class Server:
         number = max(numbers - {-1}, default=self._updates)
         weights = [float(head["samples"]) for head in heads.values()]
         parts = [self.shard.views(self._pushed[w]) for w in heads]
-        for name, parameters in self._parameters.items():
-            gradient = _mean([part[name] for part in parts], weights)
-            slots = tuple([views[name] for views in self._slot_views.values()])
-            self._update(parameters, slots, gradient, staleness, number)
+        with rr.span("update"):
+            for name, parameters in self._parameters.items():
+                gradient = _mean([part[name] for part in parts], weights)
+                slots = tuple([views[name] for views in self._slot_views.values()])
+                self._update(parameters, slots, gradient, staleness, number)
         self._updates += 1
 
     def _drop(self, worker: int) -> None:

@@ -38,6 +38,7 @@ from ringreduce.errors import (
 from ringreduce.point_to_point.operations import ANY, Operation, Pair
 from ringreduce.point_to_point.road import CLOSED, CLOSING, DRAINED, OPEN, Answered, Arrival, Road
 from ringreduce.shm.mailbox import DIFFERENT, REFUSED, TAKEN
+from ringreduce.trace import MESSAGE, RECORDERS
 from ringreduce.transports.base import ABANDONED
 from ringreduce.transports.yielding import HEAD_START, WaitClock, Yielding
 
@@ -171,6 +172,7 @@ class Endpoint:
             try:
                 for operation in operations:
                     operation.since, operation.place = now, self._begun_count
+                    operation.began_s = time.perf_counter()
                     self._begun_count += 1
                     if work is not None:
                         self._asynchronous.add(operation)
@@ -490,6 +492,10 @@ class Endpoint:
 
     def _end(self, operation: Operation, error: Exception | None) -> None:
         operation.error, operation.over = error and copy.copy(error), True
+        if RECORDERS and error is None:
+            name, towards = ("send", "to") if operation.sends else ("recv", "from")
+            words = operation.data.nbytes, f"{towards} {operation.peer}"
+            RECORDERS[0].add(MESSAGE, name, operation.began_s, *words)
         if operation.at_end is not None:
             self._asynchronous.discard(operation)
             operation.at_end(operation)

@@ -30,9 +30,9 @@ from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
 from ringreduce.train.loop import Trainer, shapes
-from ringreduce.train.metrics import Careful, History, JsonLines, Sink, TensorBoard
+from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
-from ringreduce.train.results import Result
+from ringreduce.train.results import Result, Watcher
 from ringreduce.train.served_part import lowest_says
 from ringreduce.train.settings import Outputs
 from ringreduce.train.strategies import ParameterServer, to_plain
@@ -255,8 +255,11 @@ class _Run:
         together(self._comm, self._open if self.speaks else nothing)
         if self.speaks:
             self._print_heading()
-        history = History()
-        watchers = together(self._comm, partial(self._watchers, history))
+        history, parameters = History(), Parameters(lambda: self._trainer.arrays())
+        careful = together(self._comm, partial(self._watchers, history, parameters))
+        watchers: list[Watcher] = [*careful]
+        if self._outputs.tensorboard is not None:
+            watchers.insert(0, parameters)
         save = self._save if self._outputs.checkpoint_dir is not None else None
         begin = time.perf_counter()
         self.result = result = self._trainer.run(watchers, save, self._outputs.checkpoint_every)
@@ -268,7 +271,7 @@ class _Run:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
             print(results(result, self._outputs.verbose), flush=True)
-        self._end(watchers, history, result)
+        self._end(careful, history, result)
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
         """Draw and close; find out on all ranks what could not be written."""
@@ -374,15 +377,15 @@ class _Run:
             "ringreduce": rr.__version__,
         }
 
-    def _watchers(self, history: History) -> list[Careful]:
+    def _watchers(self, history: History, parameters: Parameters) -> list[Careful]:
         if not (self.speaks or isinstance(self._trainer.strategy, ParameterServer)):
             return []
-        sinks = self._sinks(history)
+        sinks = self._sinks(history, parameters)
         careful = Careful(list(sinks) if self.speaks else sinks, self._complain)
         self._stack.callback(careful.close)
         return [careful]
 
-    def _sinks(self, history: History) -> Iterator[Sink]:
+    def _sinks(self, history: History, parameters: Parameters) -> Iterator[Sink]:
         """Open the outputs; on another rank than 0, those of a rank that is lost."""
         follows, self.speaks = not self.speaks, True
         if follows:
@@ -398,7 +401,7 @@ class _Run:
             history.again(lines.kept)
             yield lines
         if outputs.tensorboard is not None:
-            yield TensorBoard(outputs.tensorboard, reported[0])
+            yield TensorBoard(outputs.tensorboard, reported[0], parameters)
 
     def _complain(self, text: str) -> None:
         """Say that an output could not be written."""

@@ -304,7 +304,7 @@ class Trainer:
         saves = checks = False
         while made < self.steps:
             # An infinite loss is an error below; NumPy need not warn of it as well.
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"), rr.span("step"):
                 self._make_step()
             made = self.store.step
             ends = course.ends_epoch(made - 1)
@@ -318,15 +318,13 @@ class Trainer:
             if ends or saves or checks or journal.is_full:
                 self._report_steps(watchers)
             if saves or checks:
-                self._part.check_equal()
-                self._check_finite()
+                self._check()
             if ends:
                 self._end_epoch(watchers)
             if saves:
                 self._save(save)
             saves = checks = False
-        self._part.check_equal()
-        self._check_finite()
+        self._check()
         if self._saved != made:
             self._save(save)
         flat = self.flat
@@ -382,10 +380,12 @@ class Trainer:
             >>> rr.spawn(program, 2)  # before training
             [True, True]
         """
-        right = self._part.right(self._held_out_x, self._held_out_labels)
-        if not self._part.counts:
-            right = 0
-        return int(self._part.total(np.array([right]))[0]) / self._held_out_samples
+        with rr.span("evaluate"):
+            right = self._part.right(self._held_out_x, self._held_out_labels)
+            if not self._part.counts:
+                right = 0
+            total = self._part.total(np.array([right]))
+        return int(total[0]) / self._held_out_samples
 
     def time_steps(self, count: int) -> list[float]:
         """Make `count` steps, and return how long each has taken.  Collective.
@@ -444,7 +444,8 @@ class Trainer:
         settings, part, course = self.settings, self._part, self._course
         number = self.store.step
         x, labels, count = self._samples(number)
-        share = part.gradients(x, labels, count)
+        with rr.span("compute"):
+            share = part.gradients(x, labels, count)
         if settings.clip:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
@@ -454,7 +455,7 @@ class Trainer:
         loss = float(self._loss.sum())
         lr = course.learning_rate(number)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
-        with self.store.update():
+        with rr.span("update"), self.store.update():
             part.update(lr, number)
             part.average_statistics(number)
             in_epoch, every = course.number_in_epoch(number) + 1, part.every or 1
@@ -500,9 +501,15 @@ class Trainer:
                 f"{step.epoch}, with lr {step.lr:g}; take a smaller lr"
             )
 
-    def _check_finite(self) -> None:
-        """Raise on all ranks if a parameter is not finite: the loss is computed before its step."""
-        if not self._part.all_finite():
+    def _check(self) -> None:
+        """Raise an error on all ranks if replicas differ, or a parameter is not finite.
+
+        A loss is computed before its step, so it does not show the latter.
+        """
+        with rr.span("check"):
+            self._part.check_equal()
+            is_finite = self._part.all_finite()
+        if not is_finite:
             raise FloatingPointError(
                 f"train: parameters are infinite or no numbers after step {self.state.step}; take "
                 "a smaller lr"
@@ -530,7 +537,8 @@ class Trainer:
 
     def _save(self, save: Callable[[Trainer], None] | None) -> None:
         if save is not None:
-            save(self)
+            with rr.span("save"):
+                save(self)
             self._saved = self.store.step
 
     def _mean_times(self) -> tuple[float, float, float]:
@@ -564,7 +572,7 @@ class Trainer:
                     for speaks in part.reports():
                         self._steps_of_epoch, self._journal.steps = [], steps[-1]
                         self._report_steps(watchers if speaks else ())
-                        self._check_finite()
+                        self._check()
                         if speaks:
                             self._end_epoch(watchers)
                             self._save(save if saves else None)

@@ -9,9 +9,11 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from ringreduce.checkpoint import _FAILURES
 from ringreduce.train.results import Epoch, Step
@@ -113,18 +115,35 @@ class JsonLines:
         self._file.close()
 
 
+class Parameters:
+    """Keeps the parameters of the last epoch.  Every rank has one: `gather` may be collective."""
+
+    def __init__(self, gather: Callable[[], Mapping[str, Any]]) -> None:
+        self._gather, self.arrays = gather, dict[str, Any]()
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Do nothing."""
+
+    def epoch(self, epoch: Epoch) -> None:
+        self.arrays = {name: each for name, each in self._gather().items() if "/" not in name}
+
+
 class TensorBoard:
     """Event files in a folder: scalars by step, and the accuracy by the step it was reached at.
+
+    Also histograms of `parameters`, if given, once an epoch.
 
     Raises ImportError, saying what to install, without tensorboard.
     """
 
-    def __init__(self, folder: Path, steps_made: int = 0) -> None:
+    def __init__(
+        self, folder: Path, steps_made: int = 0, parameters: Parameters | None = None
+    ) -> None:
         """Begin after `steps_made` steps.  TensorBoard drops later steps of files in the folder."""
         writer_type = self.writer_type()
         _write_start(folder, steps_made + 1)
         self._writer = writer_type(str(folder))
-        self._step = steps_made
+        self._step, self._parameters = steps_made, parameters or Parameters(dict)
 
     @staticmethod
     def writer_type() -> Any:
@@ -148,7 +167,22 @@ class TensorBoard:
     def epoch(self, epoch: Epoch) -> None:
         for name in ("loss", "accuracy", "samples_per_s"):
             self._writer.add_scalar(f"epoch/{name}", getattr(epoch, name), self._step)
+        for name, array in self._parameters.arrays.items():
+            self._add_histogram(f"parameters/{name}", array[np.isfinite(array)])
         self._writer.flush()
+
+    def _add_histogram(self, tag: str, array: Any) -> None:
+        """Write a histogram.  tensorboard's own function takes 30 booleans for each number."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.histogram.metadata import create_summary_metadata
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        counts, edges = np.histogram(array.astype(np.float64), bins=30)
+        event = Event(wall_time=time.time(), step=self._step)
+        rows = make_tensor_proto(np.column_stack([edges[:-1], edges[1:], counts]))
+        event.summary.value.add(tag=tag, tensor=rows, metadata=create_summary_metadata(None, None))
+        # Into the same file: TensorBoard reads one after another.
+        self._writer._output._ev_writer.add_event(event)
 
     def close(self) -> None:
         self._writer.close()

@@ -121,6 +121,9 @@ class Served(WholeModel):
     def total(self, array: np.ndarray, op: str = "sum") -> Any:
         return array
 
+    def check_equal(self) -> None:
+        """Do nothing: servers have the parameters once."""
+
     def all_finite(self) -> bool:
         return all(bool(np.isfinite(array).all()) for array in self.own())
 

@@ -911,6 +911,13 @@ MUTATIONS = [
         "Split sizes that leave out the last rows send these rows, too.",
     ),
     Mutation(
+        "clock-of-another-host-turned-round",
+        "launch/traces.py",
+        "found.append((error_s, float(theirs) - sent_s - error_s))",
+        "found.append((error_s, sent_s + error_s - float(theirs)))",
+        "In a trace, the events of another host are at the wrong times.",
+    ),
+    Mutation(
         "short-floats-never-taken",
         "torch/tensors.py",
         "if reduces and dtype.itemsize == 1",

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from ringreduce.checkpoint import Folder
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.train import Epoch, Step
-from ringreduce.train.metrics import History, JsonLines, TensorBoard
+from ringreduce.train.metrics import History, JsonLines, Parameters, TensorBoard
 from ringreduce.train.plot import check_place, draw
 from tests.support.pictures import contrasts, parse, shapes, whole
 from tests.support.trainer import RUN, command
@@ -143,6 +144,7 @@ def scalars(folder) -> dict[str, dict[int, float]]:
     return {
         tag: {event.step: event.tensor_proto.float_val[0] for event in events.Tensors(tag)}
         for tag in events.Tags()["tensors"]
+        if not tag.startswith("parameters/")
     }
 
 
@@ -167,6 +169,37 @@ def test_tensorboard_shows_each_step_once_when_a_run_goes_on(tmp_path):
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
     assert [event.step for event in events.Tensors("train/loss")] == [1, 2, 3, 4]
     assert [event.step for event in events.Tensors("epoch/loss")] == [2, 4]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "pipeline"])
+def test_tensorboard_has_a_histogram_of_every_parameter_once_an_epoch(
+    strategy, tmp_path, monkeypatch
+):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    trained: list[dict[str, np.ndarray]] = []
+    epoch_of = Parameters.epoch
+
+    def epoch(self, epoch):
+        epoch_of(self, epoch)
+        trained.append({name: array.copy() for name, array in self.arrays.items()})
+
+    monkeypatch.setattr(Parameters, "epoch", epoch)
+    words = ("--strategy", strategy, "--tensorboard", str(tmp_path))
+    assert command(monkeypatch, 2, *RUN, *words) == [0, 0]
+    events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0}).Reload()
+    shown = events.PluginTagToContent("histograms")
+    assert sorted(shown) == [
+        f"parameters/{at}.{name}" for at in (0, 1) for name in ("bias", "weight")
+    ]
+    for tag in shown:
+        assert [event.step for event in events.Tensors(tag)] == [15, 30, 45, 60]
+        last = trained[-1][tag.removeprefix("parameters/")]
+        rows = make_ndarray(events.Tensors(tag)[-1].tensor_proto)
+        assert (rows[0, 0], rows[-1, 1], rows[:, 2].sum()) == (last.min(), last.max(), last.size)
+        in_range = (last >= rows[7, 0]) & (last < rows[7, 1])
+        assert in_range.sum() == rows[7, 2]
 
 
 def test_without_tensorboard_it_is_said_what_to_install(tmp_path, monkeypatch):
