@@ -19,7 +19,7 @@ from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
 
-_COMPILED = ("send", "recv")
+_COMPILED = ("send", "recv", "probe")
 """The methods that may have a compiled entry."""
 _HIGHEST_TAG = (1 << 63) - 1
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class PointToPoint(Runner):
         """
         received, deliver = self._receiving("recv", out, peer, tag, timeout_s)
         result = self._carry([received], lambda: deliver() or out, async_op)
-        if peer is not None:
+        if received.peer != ANY:
             self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
         return result
 

@@ -57,7 +57,7 @@ class MailboxRoad(Road):
         self._latest: dict[tuple[str, int], Kind] = {}
         """The kind that was made known or used last, of `send` or `recv` and a peer."""
         self._entries: list[MailEntry] = []
-        """The entries of `send` and `recv`."""
+        """The entries of `send`, `recv` and `probe`."""
         self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
         """By peer: message, status and kind of the answers that found no place."""
         self._started = [start_of(process) if process else None for process in segments.processes]
@@ -70,7 +70,7 @@ class MailboxRoad(Road):
         channel.theirs = self._mail_of(peer) + _mailbox_at(self._rank)
         channel.segment, channel.segment_bytes = segments.addresses[self._rank], segments.nbytes
         channel.peer_segment = segments.addresses[peer]
-        channel.process = segments.processes[peer]
+        channel.peer_state, channel.process = self._mail_of(peer), segments.processes[peer]
         channel.spins, channel.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         return channel
 
@@ -147,12 +147,13 @@ class MailboxRoad(Road):
     def entry(
         self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return the compiled `send` or `recv`; `general` and `adopt` as in `MailEntry`."""
+        """Return a compiled function; `general` and `adopt` as in `MailEntry`."""
         size = len(self.channels)
         words = np.zeros(ENTRY_WORDS + size * WAYS * KNOWN_WORDS, np.int64)
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
         entry = MailEntry(array_address(words))
-        entry.sends, entry.rank, entry.ranks = name == "send", self._rank, size
+        entry.sends, entry.probes = name == "send", name == "probe"
+        entry.rank, entry.ranks = self._rank, size
         entry.idle, entry.refused = True, self._refused
         self._entries.append(entry)
         entry.channels = self._addresses[0]
@@ -172,6 +173,10 @@ class MailboxRoad(Road):
         )
         assert function is not None
         return function
+
+    def offers(self, peer: int, tag: int) -> bool | None:
+        found = self._mail(mailbox.LOOK, self._addresses[peer], tag, 0, 0)
+        return None if found == mailbox.UNKNOWN else found != mailbox.NOBODY
 
     def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
         if self._latest.get((name, peer)) is kind:

@@ -290,17 +290,22 @@ class Endpoint:
         if self._ended is not None:
             raise self._ended.with_traceback(None)
         with self.lock:
-            pairs = {peer: self._pair(peer) for peer in self._peers()}
+            looks = self._clock() - self._looked_at > _LOOK_S
+            offers = {peer: self.road.offers(peer, tag) for peer in self._peers()}
+            for peer, offered in offers.items():
+                if offered is None or (looks and self.road.lost(peer)):
+                    self._pair(peer)
             try:
                 self._check_peers()
                 self._progress()
             except BaseException as error:
                 self._break_off(error)
                 raise
-            for peer, pair in pairs.items():
-                if pair.error is None and pair.arrivals.get(tag):
+            for peer, offered in offers.items():
+                pair = self._pairs[peer]
+                if pair.error is None and (offered or pair.arrivals.get(tag)):
                     return peer
-            silent = self._why_all_silent()
+            silent = None if False in offers.values() else self._why_all_silent()
             if silent is not None:
                 raise silent
         return None
@@ -328,9 +333,10 @@ class Endpoint:
     # --- progress ---
 
     def _progress(self) -> bool:
-        moved = False
-        for peer, pair in list(self._busy.items()):
+        moved, busy = False, list(self._busy.items())
+        for peer, pair in busy:
             moved |= self._advance_pair(peer, pair)
+        for peer, pair in busy:
             if not self._is_open(peer, pair):
                 self._busy.pop(peer, None)
                 waits = pair.error is not None or any(pair.arrivals.values())

@@ -119,12 +119,19 @@ class Road(Protocol):
     def entry(
         self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return the function behind ``"send"`` or ``"recv"``: a compiled one, or `general`.
+        """Return the function behind ``"send"``, ``"recv"`` or ``"probe"``, or `general`.
 
         The compiled one makes a message while no other is under way.  It calls `general` for all
         others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
         """
         return general
+
+    def offers(self, peer: int, tag: int) -> bool | None:
+        """Return whether the next message of a quiet peer has arrived and has `tag`.
+
+        Returns None if the endpoint has to take the peer's messages to find that out.
+        """
+        return None
 
     def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
         """Let compiled code make messages with arrays of this kind from now on."""

@@ -1,4 +1,4 @@
-"""The compiled function behind `send` and `recv`, for a message while no other is under way.
+"""The compiled function behind `send`, `recv` and `probe`, for one message at a time.
 
 CPython passes arguments to `message` by its vectorcall convention.  It makes the call if
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 from ringreduce.compiler.interpreter import (
     call_object,
     enter_interpreter,
+    integer,
     keep_object,
     leave_interpreter,
     number_within,
@@ -43,7 +44,17 @@ from ringreduce.compiler.records import (
     size_of,
 )
 from ringreduce.shm.layout import WORD
-from ringreduce.shm.mailbox import PENDING, TAKEN, Channel, Counts, Kind, receive, send
+from ringreduce.shm.mailbox import (
+    PENDING,
+    TAKEN,
+    UNKNOWN,
+    Channel,
+    Counts,
+    Kind,
+    look,
+    receive,
+    send,
+)
 
 WAYS = 4
 """Kinds of arrays that are known for each peer."""
@@ -61,10 +72,12 @@ class KnownKind(Record):
 
 @record
 class MailEntry(Record):
-    """What `message` knows of `send`, or of `recv`; `WAYS` known kinds for each rank follow."""
+    """What `message` knows of one function; `WAYS` known kinds for each rank follow."""
 
-    # 1: the function sends; 0: it receives.
+    # 1: the function sends; 0: it receives or probes.
     sends: Word
+    # 1: the function probes.
+    probes: Word
     rank: Word
     # Ranks of the communicator.
     ranks: Word
@@ -124,6 +137,17 @@ def _kind_of(entry: MailEntry, peer: int, x: PyArray) -> Address:
 
 
 @compilable
+def _sender(entry: MailEntry, tag: int) -> int:
+    """The lowest rank whose next message has `tag`; below 0 if the general function has to look."""
+    if tag == _NOT_NATURAL or not entry.idle or load(entry.refused):
+        return UNKNOWN
+    first, state = Channel(entry.channels), leave_interpreter()
+    found = look(first, entry.ranks, tag, first.spins + first.yields)
+    enter_interpreter(state)
+    return found
+
+
+@compilable
 def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
     """Make the call; return its result, 0 if it raised, or -1 if the general function has to."""
     if PyObject(x).type != entry.array_type:
@@ -131,7 +155,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
     to, number = _natural(entry, peer), 0
     if tag:
         number = _natural(entry, tag)
-    if to == _NOT_NATURAL or number == _NOT_NATURAL or to >= entry.ranks or to == entry.rank:
+    if peer == entry.none and not entry.sends:
+        to = _sender(entry, number)
+    if to < 0 or number == _NOT_NATURAL or to >= entry.ranks or to == entry.rank:
         return -1
     channel = Channel(entry.channels + to * _CHANNEL_BYTES)
     kind = _kind_of(entry, to, PyArray(x))
@@ -173,11 +199,15 @@ def _adopt(entry: MailEntry, channel: Channel, x: Address, peer: Address, tag: A
 
 
 def message(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
-    """Send or receive an array; `self` is a tuple that begins with the memory of the entry."""
+    """Send, receive or probe; `self` is a tuple that begins with the memory of the entry."""
     entry = MailEntry(PyArray(tuple_item(self, 0)).data)
     result = -1
     names = PyVarObject(kwnames).size if kwnames else 0
-    if nargs >= 1 and 2 <= nargs + names <= 3:
+    if entry.probes:
+        if nargs + names <= 1 and (names == 0 or tuple_item(kwnames, 0) == entry.name_tag):
+            found = _sender(entry, _natural(entry, load(args)) if nargs + names else 0)
+            result = integer(found) if found >= 0 else -1
+    elif nargs >= 1 and 2 <= nargs + names <= 3:
         x, peer, tag, known = load(args), 0, 0, True
         if nargs > 1:
             peer = load(args + WORD)

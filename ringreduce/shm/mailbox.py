@@ -70,6 +70,8 @@ DIFFERENT: dtype or shape differ from those of the receive, so the message was d
 REFUSED: the receiver posts no more receives, so the message was dropped.
 OTHER: the next offer or answer is for Python to handle.
 """
+NOBODY, UNKNOWN = -1, -2
+"""Results of `look`: no rank offers a message; Python has to look."""
 
 
 @record
@@ -151,6 +153,8 @@ class Channel(Record):
     mine: Address
     # The peer's mailbox for this rank.
     theirs: Address
+    # The `RankState` of the peer.
+    peer_state: Address
     # This rank's segment.
     segment: Address
     # Bytes of this rank's segment.
@@ -185,6 +189,7 @@ class Channel(Record):
 
 
 _OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = size_of(Offer), size_of(Answer), size_of(Kind)
+_CHANNEL_BYTES = size_of(Channel)
 DATA_OFFSET = _OFFER_HEAD + TEXT_BYTES
 """Bytes from the beginning of an offer to its short data."""
 OFFER_BYTES = DATA_OFFSET + EAGER_BYTES
@@ -403,25 +408,47 @@ def receive(channel: Channel, kind: Kind, tag: int, into: Address) -> int:
     return PENDING
 
 
+@compilable
+def look(first: Channel, ranks: int, tag: int, polls: int) -> int:
+    """Poll for the lowest rank whose next message has `tag`; the message stays in its mailbox.
+
+    `first` is the channel with rank 0; those with the other ranks follow it.  Returns the rank, or
+    NOBODY.  Returns UNKNOWN if a lower rank offers a message with another tag first, makes no more
+    messages, or has a channel that is not quiet.
+    """
+    for poll in range(polls):
+        if poll >= first.spins:
+            yield_core()
+        for peer in range(ranks):
+            channel = Channel(address_of(first) + peer * _CHANNEL_BYTES)
+            if channel.mine == channel.theirs:  # this rank's own
+                continue
+            ended = RankState(channel.peer_state).state or Counts(channel.theirs).broken
+            if ended or not channel.quiet:
+                return UNKNOWN
+            found = next_offer(channel)
+            if found:
+                return peer if Offer(found).tag == tag else UNKNOWN
+    return NOBODY
+
+
 # --- the function that Python calls ---------------------------------------------------------------
 
-SEND, RECEIVE, OFFER, NEXT_ANSWER, TAKE_ANSWER, NEXT_OFFER, TAKE_OFFER, READ_DATA, ANSWER = range(9)
+OFFER, NEXT_ANSWER, TAKE_ANSWER, NEXT_OFFER, TAKE_OFFER, READ_DATA, ANSWER, LOOK = range(8)
 """What `mail` does: the functions above."""
 
 
 @compilable
 def do(what: int, channel: Channel, a: int, b: int, c: int) -> int:
     """Call one of the functions above with its arguments."""
-    if what == SEND:
-        return send(channel, Kind(a), b, c)
-    if what == RECEIVE:
-        return receive(channel, Kind(a), b, c)
     if what == OFFER:
         return offer(channel, Kind(a), b, c)
     if what == NEXT_ANSWER:
         return next_answer(channel)
     if what == NEXT_OFFER:
         return next_offer(channel)
+    if what == LOOK:
+        return look(channel, 1, a, 1)
     if what == READ_DATA:
         return int(read_data(channel, Offer(a), b))
     if what == ANSWER:

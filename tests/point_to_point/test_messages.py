@@ -291,6 +291,197 @@ def test_a_child_that_is_forked_while_a_thread_sends_does_not_wait_for_it():
     rr.spawn(program, 2, config=BY_MAILBOX)
 
 
+def make_quiet(comm):
+    """Send two ints from each other rank to rank 0, so that compiled code knows them."""
+    for _ in range(2):
+        if comm.rank:
+            comm.send(np.full((), 0), 0)
+    for _ in range(2 * comm.size - 2 if comm.rank == 0 else 0):
+        comm.recv(np.zeros((), int), None)
+    comm.barrier()
+
+
+@pytest.mark.parametrize("tag", [(5,), ()], ids=["tag 5", "no tag"])
+def test_waiting_messages_of_any_rank_are_received_without_python(monkeypatch, tag):
+    def program(comm):
+        make_quiet(comm)
+        if comm.rank:
+            sent = [10 * comm.rank + i for i in range(3)]
+            works = [comm.send(np.full((), each), 0, *tag, async_op=True) for each in sent]
+            comm.barrier()
+            for work in works:
+                work.wait()
+            comm.barrier()  # the pairs of a rank that closes are not quiet
+            return None
+        comm.barrier()
+        with monkeypatch.context() as patch:
+            for name in ("run", "find_arrival"):
+                patch.setattr(comm._engine.endpoint, name, lambda *_: pytest.fail("in Python"))
+            refusals = comm._engine._refusals
+            refusals.refuse("not now")
+            with pytest.raises(ValueError, match="not now"):
+                comm.probe(*tag)
+            refusals.allow()
+            got, out = [], np.zeros((), int)
+            for _ in range(2):
+                got += [comm.recv(out, None, *tag).item(), comm.probe(*tag)]
+                got += [comm.recv(out, comm.probe(*tag), *tag).item()]
+                got += [comm.recv(out, None, *tag).item()]
+        comm.barrier()
+        return got
+
+    assert rr.spawn(program, 3, config=BY_MAILBOX)[0] == [10, 1, 11, 12, 20, 2, 21, 22]
+
+
+def test_pairs_are_quiet_after_a_wait_for_a_late_sender():
+    quiet = []
+
+    def program(comm):
+        make_quiet(comm)
+        for call in (comm.probe, lambda tag: None):
+            if comm.rank == 0:
+                out = np.zeros((), int)
+                assert comm.recv(out, call(7), 7) == 2
+                quiet.append([bool(each.quiet) for each in comm._engine.endpoint.road.channels])
+            elif comm.rank == 2:
+                time.sleep(0.05)
+                comm.send(np.full((), 2), 0, 7)
+            comm.barrier()
+
+    rr.spawn(program, 4, config=BY_MAILBOX)
+    assert quiet == [[False, True, True, True]] * 2
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_the_lowest_rank_is_found_whose_message_waits_in_python_or_in_a_mailbox(taken):
+    """The messages of rank `taken` wait in Python, as one of them has another tag."""
+
+    def program(comm):
+        make_quiet(comm)
+        if comm.rank:
+            tags = [9] * (comm.rank == taken) + [5]
+            works = [comm.send(np.full((), 0), 0, tag, async_op=True) for tag in tags]
+            comm.barrier()
+            return [work.wait() for work in works]
+        comm.barrier()
+        out = np.zeros((), int)
+        assert comm.probe(9) == taken
+        found = []
+        for _ in range(3):
+            found.append(comm.probe(5))
+            comm.recv(out, None, 5)
+        comm.recv(out, taken, 9)
+        return found
+
+    assert rr.spawn(program, 4, config=BY_MAILBOX)[0] == [1, 2, 3]
+
+
+@ROADS
+@pytest.mark.parametrize("name", ["find_arrival", "run"])
+def test_a_message_that_arrives_between_look_and_wait_is_received(config, name, monkeypatch):
+    waits, sent = threading.Event(), threading.Event()
+
+    def program(comm):
+        make_quiet(comm)
+        if comm.rank == 1:
+            waits.wait(120)
+            work = comm.send(np.full((), 8), 0, 5, async_op=True)
+            sent.set()
+            return work.wait()
+        endpoint = comm._engine.endpoint
+        call = getattr(endpoint, name)
+
+        def late(argument):
+            waits.set()
+            sent.wait(120)
+            return call(argument)
+
+        monkeypatch.setattr(endpoint, name, late)
+        return comm.recv(np.zeros((), int), comm.probe(5) if name == "find_arrival" else None, 5)
+
+    assert rr.spawn(program, 2, config=config)[0] == 8
+
+
+@ROADS
+def test_a_probe_finds_no_message_of_a_rank_that_has_left(config):
+    left = threading.Event()
+
+    def program(comm):
+        make_quiet(comm)
+        if comm.rank:
+            work = comm.send(np.full((), 8), 0, 5, async_op=True)
+            comm.leave("the disk is full")
+            left.set()
+            with pytest.raises(rr.RingReduceError, match="has left"):
+                work.wait()
+        else:
+            left.wait(120)
+            with pytest.raises(rr.PeerLostError, match="the disk is full"):
+                comm.probe(5)
+            comm.leave("rank 1 has left")
+
+    rr.spawn(program, 2, config=config)
+
+
+def test_a_probe_ends_when_the_processes_of_all_quiet_peers_have_ended(monkeypatch):
+    raised = threading.Event()
+
+    def program(comm):
+        make_quiet(comm)
+        if comm.rank == 0:
+            road = comm._engine.endpoint.road
+            monkeypatch.setattr(road, "lost", lambda peer: "its process has ended")
+            with pytest.raises(rr.PeerLostError, match=r"rank 1 .* its process has ended"):
+                comm.probe(5)
+            raised.set()
+        raised.wait(120)
+        comm.leave("no more messages")
+
+    rr.spawn(program, 3, config=BY_MAILBOX)
+
+
+@ROADS
+@given(
+    sent=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2), st.booleans()), max_size=40),
+    random=st.randoms(use_true_random=False),
+)
+@settings(max_examples=20)
+def test_any_program_of_probes_and_receives_from_any_rank_gets_each_message_once(
+    config, sent, random
+):
+    """Each message: sender, tag, whether its sender sleeps before."""
+    counts = (0, 3, 700)  # by tag: numbers of a message
+    tags = [tag for _, tag, _ in sent]
+    random.shuffle(tags)
+    calls = [(tag, random.choice(["probe", "any", "posted"])) for tag in tags]
+
+    def program(comm):
+        if comm.rank:
+            mine = [(number, *each[1:]) for number, each in enumerate(sent) if each[0] == comm.rank]
+            works = []
+            for number, tag, sleeps in mine:
+                time.sleep(0.001 * sleeps)
+                x = np.full(counts[tag] + 1, number)
+                works.append(comm.send(x, 0, tag, async_op=True))
+            return [work.wait() for work in works]
+        got = []
+        for tag, call in calls:
+            out = np.zeros(counts[tag] + 1, int)
+            if call == "posted":
+                comm.recv(out, None, tag, async_op=True).wait()
+            else:
+                comm.recv(out, comm.probe(tag) if call == "probe" else None, tag)
+            assert (out == out[0]).all()
+            got.append(int(out[0]))
+        return got
+
+    got = rr.spawn(program, 3, config=config)[0]
+    for wanted in {each[:2] for each in sent}:
+        numbers = [number for number, each in enumerate(sent) if each[:2] == wanted]
+        assert [number for number in got if sent[number][:2] == wanted] == numbers
+    assert [sent[number][1] for number in got] == tags
+
+
 messages = st.lists(
     st.tuples(
         st.integers(0, 2),

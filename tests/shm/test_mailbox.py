@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.compiler.records import address_of, size_of
@@ -20,15 +20,18 @@ from ringreduce.shm.mailbox import (
     IN_SEGMENT,
     INLINE,
     MAILBOX_BYTES,
+    NOBODY,
     OFFERS,
     OTHER,
     PENDING,
     TAKEN,
+    UNKNOWN,
     Answer,
     Channel,
     Counts,
     Kind,
     Offer,
+    RankState,
 )
 
 
@@ -163,3 +166,79 @@ def test_data_of_a_sender_that_has_given_up_are_not_taken():
     Counts(sender.mine).broken = 1
     offer = Offer(mailbox.next_offer(receiver))
     assert not mailbox.read_data(receiver, offer, out.ctypes.data)
+
+
+class Several:
+    """The channels of rank 1 with three peers and itself, and the peers' channels with it."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros((2, 4, MAILBOX_BYTES), np.uint8)
+        self.words = np.zeros((3, 4, max(size_of(Channel), size_of(RankState)) // WORD), np.int64)
+        mine, theirs = ([box.ctypes.data for box in boxes] for boxes in self.memory)
+        theirs[1] = mine[1]
+        at = [[words.ctypes.data for words in records] for records in self.words]
+        self.here, self.there = [[Channel(each) for each in channels] for channels in at[:2]]
+        self.states = [RankState(each) for each in at[2]]
+        for peer, (here, there) in enumerate(zip(self.here, self.there, strict=True)):
+            here.mine, here.theirs, here.peer_state = mine[peer], theirs[peer], at[2][peer]
+            here.quiet, here.spins = peer != 1, 3
+            there.mine, there.theirs = theirs[peer], mine[peer]
+
+    def offer(self, peer: int, tag: int) -> None:
+        kind, _kept = kind_of(1)
+        assert mailbox.offer(self.there[peer], kind, tag, data(1, peer).ctypes.data)
+
+    def look(self, tag: int, polls: int = 1) -> int:
+        return mailbox.look(self.here[0], len(self.here), tag, polls)
+
+
+changes_of_peers = st.lists(
+    st.tuples(
+        st.sampled_from([0, 2, 3]),
+        st.sampled_from([5, 6, "take", "quiet", "busy", "broken", "closed"]),
+    ),
+    max_size=12,
+)
+
+
+@given(changes=changes_of_peers)
+@settings(max_examples=20)
+def test_a_look_finds_the_lowest_rank_whose_next_message_has_the_tag(changes):
+    several, tags, unclear = Several(), {peer: deque() for peer in (0, 2, 3)}, set()
+    for peer, change in changes:
+        here = several.here[peer]
+        if change in (5, 6):
+            tags[peer].append(change)
+            several.offer(peer, change)
+        elif change == "take" and tags[peer]:
+            assert Offer(mailbox.next_offer(here)).tag == tags[peer].popleft()
+            mailbox.take_offer(here)
+        elif change in ("quiet", "busy"):
+            here.quiet = change == "quiet"
+        elif change == "broken":
+            Counts(several.there[peer].mine).broken = 1
+        elif change == "closed":
+            several.states[peer].state = 3
+        ended = Counts(here.theirs).broken or several.states[peer].state
+        unclear = unclear - {peer} if here.quiet and not ended else unclear | {peer}
+        first = next((each for each in tags if tags[each] or each in unclear), None)
+        for tag in (5, 6, 7):
+            found = NOBODY
+            if first is not None:
+                fits = first not in unclear and tags[first][0] == tag
+                found = first if fits else UNKNOWN
+            assert several.look(tag) == found
+
+
+def test_a_look_polls_and_yields_until_a_message_arrives(monkeypatch):
+    several, yields = Several(), []
+
+    def yield_core():
+        yields.append(None)
+        if len(yields) == 2:
+            several.offer(2, 5)
+
+    monkeypatch.setattr(mailbox, "yield_core", yield_core)
+    assert several.look(5, polls=4) == NOBODY
+    assert several.look(5, polls=9) == 2
+    assert len(yields) == 2
