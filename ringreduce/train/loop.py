@@ -152,8 +152,9 @@ class Trainer:
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
         """Samples of a global batch -> number of the first step with so many, which may compile."""
-        self._times = np.zeros((2, 4))
-        """Number of steps, and the sums of their times: of those in `_first_with`, of others."""
+        self.times = np.zeros((2, 4))
+        """Number of steps, and sums of their times, communication and exposed communication: of
+        those steps that may have compiled, and of others."""
         self._sent_bytes = 0
 
     def go_on_with_store(self) -> None:
@@ -421,20 +422,8 @@ class Trainer:
         return [self._make_step(counts=False) for _ in range(count)]
 
     @property
-    def idle(self) -> float:
-        """The share of the steps of `Result` in which this rank waited, from 0 to 1.
-
-        :meta private:
-        """
-        _, step_s, _, exposed_s = self._times[int(self._times[1, 0] > 0)]
-        return float(exposed_s / step_s) if step_s else 0.0
-
-    @property
     def pushes(self) -> StoreStats | None:
-        """What the last `run` pushed to servers; None: the strategy has none.
-
-        :meta private:
-        """
+        """What the last `run` of this rank has pushed; None without a parameter server."""
         return self._part.store.stats if isinstance(self._part, Served) else None
 
     @property
@@ -496,7 +485,7 @@ class Trainer:
             times = step_s, communication_s, exposed_s
             self._journal.record(loss, lr, count, times, counts)
         is_first = self._first_with.setdefault(count, number + 1) == number + 1
-        self._times[0 if is_first else 1] += 1, *times
+        self.times[0 if is_first else 1] += 1, *times
         return step_s
 
     def _samples(self, number: int) -> tuple[Any, Any, int]:
@@ -565,7 +554,7 @@ class Trainer:
             self._saved = self.store.step
 
     def _mean_times(self) -> tuple[float, float, float]:
-        first, others = self._times
+        first, others = self.times
         mine = (others if others[0] else first).copy()
         count, *totals = self._part.total(mine, "mean")
         step_s, communication_s, exposed_s = (float(total / max(1, count)) for total in totals)
@@ -623,7 +612,7 @@ class Trainer:
             part.gradients(*self._samples(steps[step]))
         exposed_s, step_s = store.stats.waited_s - waited, time.perf_counter() - begin
         times = step_s, exposed_s, exposed_s
-        self._times[int(self._times.any())] += count, *times
+        self.times[int(self.times.any())] += count, *times
         samples = course.samples - course.place(steps[0])[1]
         self.store.restore({}, steps[-1])
         journal.steps, journal.epochs = steps[-1], course.epochs(steps[0])

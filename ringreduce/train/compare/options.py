@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ringreduce.errors import did_you_mean
-from ringreduce.picture.output import SUFFIXES
 from ringreduce.train import strategies
 from ringreduce.train.configuration import (
     GROUPS,
@@ -22,6 +21,7 @@ from ringreduce.train.configuration import (
     new_parser,
     reading,
 )
+from ringreduce.train.settings import Outputs
 from ringreduce.train.strategies import OPTIONS, OneDevice, ParameterServer, Strategy
 
 _TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - {"batch_per_rank", "ramp_steps"}
@@ -30,16 +30,12 @@ _TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - {"batch_per_rank", "r
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare."""
+    """What to compare; `given` are options of the trainer."""
 
     given: Given
-    """The options of the trainer."""
-    strategies: tuple[Strategy, ...] = ()
-    """(): all."""
+    strategies: tuple[Strategy, ...] = ()  # (): all
     to: float = 90.0
-    """The accuracy in percent that is to be reached."""
     slowdown: tuple[int, float] = (0, 1.0)
-    """A rank, and how many times longer it computes."""
     jitter: float = 0.0
     compute_ms: float = 0.0
     json: Path | None = None
@@ -52,20 +48,22 @@ class Request:
 
         Raises ValueError for one that they cannot have, and for a slow rank that there is not.
         """
-        ranks, found = sum(map(len, nodes)), list(self.strategies)
-        if self.slowdown[0] >= ranks:
-            raise ValueError(f"--slowdown names rank {self.slowdown[0]}; -n is {ranks}")
-        for strategy in found:
+        ranks, (slow, factor) = sum(map(len, nodes)), self.slowdown
+        if not (0 <= slow < ranks and 0 < factor < math.inf):
+            wanted = f"a rank from 0 to {ranks - 1}, and a factor above 0"
+            raise ValueError(f"--slowdown is {slow}:{factor:g}; wanted {wanted}")
+        found = [OneDevice(), *self.strategies]
+        for strategy in found[1:]:
             self._check(strategy, nodes)
-        for strategy in () if found else _all(ranks):
+        for strategy in () if self.strategies else _all(ranks):
             with suppress(ValueError, ImportError):
                 self._check(strategy, nodes)
                 found.append(strategy)
-        return [*dict.fromkeys([OneDevice(), *found])]
+        return [*dict.fromkeys(found)]
 
     def _check(self, strategy: Strategy, nodes: Sequence[Sequence[int]]) -> None:
         if strategy != OneDevice():
-            more = range(servers_of(strategy))  # servers are beside the ranks of the last node
+            more = range(servers_of(strategy))  # beside the ranks of the last node
             strategy.check_installed()
             strategy.check_device(self.given.outputs().device)
             strategy.check([*nodes[:-1], [*nodes[-1], *more]], self.given.settings())
@@ -84,13 +82,6 @@ def _all(ranks: int) -> list[Strategy]:
     }
     kinds = strategies.STRATEGIES.values()
     return [each for kind in kinds for each in several.get(kind) or [kind()]]
-
-
-def _named(words: str) -> tuple[Strategy, ...]:
-    try:
-        return () if words == "all" else tuple(map(_strategy, words.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _strategy(words: str) -> Strategy:
@@ -113,26 +104,6 @@ def _strategy(words: str) -> Strategy:
     return found
 
 
-def _at_least_0(text: str) -> float:
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}; wanted a finite number of at least 0")
-    return float(text)
-
-
-def _slowdown(text: str) -> tuple[int, float]:
-    rank, _, factor = text.partition(":")
-    with suppress(ValueError):
-        if int(rank) >= 0 and 0 < float(factor) < math.inf:
-            return int(rank), float(factor)
-    raise argparse.ArgumentTypeError(f"{text}; wanted RANK:FACTOR, such as 1:4")
-
-
-def _picture(text: str) -> Path:
-    if Path(text).suffix not in SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{text}; wanted a name that ends in .svg or .png")
-    return Path(text)
-
-
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") -> Request:
     """Read the command line, and the file that it may name.
 
@@ -140,9 +111,15 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") 
     """
     with reading(parser(prog), argv) as values:
         own = {name: values.pop(name) for name in Request.__annotations__ if name in values}
+        if "strategies" in own:
+            words = own["strategies"]
+            own["strategies"] = () if words == "all" else tuple(map(_strategy, words.split(",")))
+        for name in own.keys() & {"compute_ms", "jitter"}:
+            if not 0 <= own[name] < math.inf:
+                raise ValueError(f"{name} is {own[name]:g}; wanted a finite number of at least 0")
         # What a file says of one run does not hold here.
         request = Request(Given({n: v for n, v in values.items() if n in _TAKEN}), **own)
-        request.given.outputs(), request.given.settings()
+        request.given.outputs(), request.given.settings(), Outputs(plot=request.plot)
         if not request.compute_ms and (request.jitter or "slowdown" in own):
             raise ValueError("--slowdown and --jitter change what --compute-ms makes; add it")
     return request
@@ -158,19 +135,24 @@ def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> int:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the options; `prog` is the name of the command in messages."""
+
+    def slowdown(text: str) -> tuple[int, float]:
+        rank, factor = text.split(":")
+        return int(rank), float(factor)
+
     command_line = new_parser(
         prog,
         description="Train with several strategies in turns, and print their figures.",
         epilog="All strategies have the same samples, seeds and first parameters.",
     )
     for flag, kind, metavar, text in (
-        ("strategies", _named, "LIST", "NAME[:option=value]... with commas between, or all"),
-        ("to", _at_least_0, "PERCENT", "accuracy to be reached (default: 90)"),
-        ("compute-ms", _at_least_0, "T", "time of a batch on one device; ranks sleep their share"),
-        ("slowdown", _slowdown, "RANK:FACTOR", "the rank computes longer"),
-        ("jitter", _at_least_0, "CV", "coefficient of variation of the time of computing"),
+        ("strategies", str, "LIST", "NAME[:option=value]... with commas between, or all"),
+        ("to", float, "PERCENT", "accuracy to be reached (default: 90)"),
+        ("compute-ms", float, "T", "time of a batch on one device; ranks sleep for their share"),
+        ("slowdown", slowdown, "RANK:FACTOR", "this rank computes longer"),
+        ("jitter", float, "CV", "coefficient of variation of the time of computing"),
         ("json", Path, "FILE", "write a line of JSON for each strategy"),
-        ("plot", _picture, "FILE", "draw speed, bytes, accuracy: .svg, .png with [plot]"),
+        ("plot", Path, "FILE", "draw speed, bytes and accuracy: .svg, or .png"),
         ("ranks", int, "N", argparse.SUPPRESS),
     ):
         command_line.add_argument(f"--{flag}", type=kind, metavar=metavar, help=text)
