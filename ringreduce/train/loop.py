@@ -152,9 +152,9 @@ class Trainer:
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
         """Samples of a global batch -> number of the first step with so many, which may compile."""
-        self.times = np.zeros((2, 4))
-        """Number of steps, and sums of their times, communication and exposed communication: of
-        those steps that may have compiled, and of others."""
+        self.times = np.zeros((2, 5))
+        """Number of steps, and the seconds of them, of communication, of exposed communication, and
+        of the sum of the losses: of those steps that may have compiled, and of others."""
         self._sent_bytes = 0
 
     def go_on_with_store(self) -> None:
@@ -462,11 +462,12 @@ class Trainer:
         if settings.clip:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
-        reduces = time.perf_counter()
+        alone = self.comm.size == 1
+        reduces = 0.0 if alone else time.perf_counter()
         # In every step: after a loss of ranks nobody has their shares of the losses.
         if not part.every:
             self.comm.all_reduce(self._loss, out=self._loss)
-        reduces = time.perf_counter() - reduces
+        loss_s = 0.0 if alone else time.perf_counter() - reduces
         loss = float(self._loss.sum())
         lr = course.learning_rate(number)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
@@ -478,19 +479,18 @@ class Trainer:
             if self._met:
                 part.meet()
             # One rank makes the same calls, and communicates with nobody.
-            communication_s, exposed_s = (
-                [s + reduces for s in part.times] if self.comm.size > 1 else (0.0, 0.0)
-            )
+            communication_s, exposed_s = (0.0, 0.0) if alone else part.times
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
             self._journal.record(loss, lr, count, times, counts)
         is_first = self._first_with.setdefault(count, number + 1) == number + 1
-        self.times[0 if is_first else 1] += 1, *times
+        self.times[0 if is_first else 1] += 1, *times, loss_s
         return step_s
 
     def _samples(self, number: int) -> tuple[Any, Any, int]:
         """Return a step's samples of this rank, their labels, and the count of all samples."""
-        settings, course, begin = self.settings, self._course, time.thread_time()
+        settings, course = self.settings, self._course
+        begin = 0.0 if self._pace is None else time.thread_time()
         batch = course.batch_of(number)
         rows = self._part.rows(len(batch))
         mine = self._xp.asarray(batch[rows])
@@ -555,7 +555,7 @@ class Trainer:
 
     def _mean_times(self) -> tuple[float, float, float]:
         first, others = self.times
-        mine = (others if others[0] else first).copy()
+        mine = (others if others[0] else first)[:4].copy()
         count, *totals = self._part.total(mine, "mean")
         step_s, communication_s, exposed_s = (float(total / max(1, count)) for total in totals)
         return step_s, communication_s, exposed_s
@@ -612,7 +612,7 @@ class Trainer:
             part.gradients(*self._samples(steps[step]))
         exposed_s, step_s = store.stats.waited_s - waited, time.perf_counter() - begin
         times = step_s, exposed_s, exposed_s
-        self.times[int(self.times.any())] += count, *times
+        self.times[int(self.times.any())] += count, *times, 0.0
         samples = course.samples - course.place(steps[0])[1]
         self.store.restore({}, steps[-1])
         journal.steps, journal.epochs = steps[-1], course.epochs(steps[0])

@@ -124,8 +124,8 @@ class _Turns:
         """Add the figures of all ranks to the row, and close the trainer."""
         result, trainer = self._result, self._trainer
         first, others = trainer.times
-        _, step_s, _, exposed_s = others if others[0] else first
-        mine = [result.sent_bytes, result.held_bytes, exposed_s / step_s, self._discarded]
+        _, step_s, _, *waits = others if others[0] else first
+        mine = [result.sent_bytes, result.held_bytes, sum(waits) / (step_s or 1), self._discarded]
         words = json.dumps([*mine, [*self._staleness.items()]])
         assert self._part is not None
         every = [json.loads(text) for (text,) in gather_words(self._part, [words])]

@@ -6,6 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -19,20 +20,24 @@ from ringreduce.train.strategies import Strategy, to_plain
 
 _NEAR = 0.95
 """One device is as fast as the fastest if it has at least this share of its samples/s."""
+_FIGURES = (
+    *("accuracy", "accuracy_range", "samples_per_s", "step_ms", "seconds_to", "sent_bytes"),
+    *("held_bytes", "staleness_mean", "staleness_max", "discarded", "idle"),
+)
 _COLUMNS = {
-    "accuracy": ("accu- racy%", ".1f", 100),
-    "accuracy_range": ("range %", ".1f", 100),
-    "samples_per_s": ("samples /s", ",.0f", 1),
-    "step_ms": ("step ms", ".2f", 1),
-    "seconds_to": ("s to {to:g}%", ".2f", 1),
-    "sent_bytes": ("sent KiB", ",.1f", 2**-10),
-    "held_bytes": ("held KiB", ",.1f", 2**-10),
-    "staleness_mean": ("stale mean", ".2f", 1),
-    "staleness_max": ("stale max", "d", 1),
-    "discarded": ("dis- carded", ".0f", 1),
-    "idle": ("idle %", ".0f", 100),
+    "ranks": "{where}",
+    "accu- racy": "{accuracy:.1%}",
+    "range": "{accuracy_range:.1%}",
+    "samples /s": "{samples_per_s:,.0f}",
+    "step ms": "{step_ms:.2f}",
+    "s to {to:g}%": "{seconds_to:.2f}",
+    "sent KiB": "{sent:,.1f}",
+    "held KiB": "{held:,.1f}",
+    "stale- ness": "{staleness_mean:.2f}/{staleness_max}",
+    "drop- ped": "{discarded:.0f}",
+    "idle": "{idle:.0%}",
 }
-"""Figure -> its head in two lines, its format, and its factor in the table."""
+"""Head of a column, in two lines -> its text."""
 
 
 @dataclass
@@ -58,12 +63,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        return ":".join([self.strategy.name, *(f"{n}={v}" for n, v in self.options.items())])
+        words = ((n, v if isinstance(v, list) else [v]) for n, v in self.options.items())
+        return ":".join([self.strategy.name, *(f"{n}={' '.join(map(str, v))}" for n, v in words)])
 
     @property
     def record(self) -> dict[str, Any]:
         """The line of JSON: means over the seeds, of bytes and staleness the largest."""
-        figures: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        figures: dict[str, Any] = dict.fromkeys(_FIGURES)
         for name in () if self.error else self.runs[0]:
             values = [run[name] for run in self.runs]
             most = name in ("sent_bytes", "held_bytes", "staleness_max")
@@ -74,19 +80,27 @@ class Row:
         where = {"options": self.options, "ranks": self.ranks, "servers": self.servers}
         return {"strategy": self.strategy.name, **where, **figures, "error": self.error or None}
 
+    def cell(self, text: str) -> str:
+        """Return the text of a column with this row's figures; "" if it has none."""
+        record = self.record
+        more = {"where": f"{self.ranks}" + f"+{self.servers}" * (self.servers > 0)}
+        kib = {name: (record[f"{name}_bytes"] or 0) / 2**10 for name in ("sent", "held")}
+        with suppress(TypeError):  # None has no format
+            return "" if self.error and text != "{where}" else text.format(**record, **more, **kib)
+        return ""
+
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Return the lines of the rows, the errors, and what follows from the figures.
 
     Columns that are empty or equal in all rows are left out.
     """
-    ranks = [f"{row.ranks}+{row.servers}" if row.servers else f"{row.ranks}" for row in rows]
-    columns = [["", "ranks", *ranks]]
-    for name, (head, form, factor) in _COLUMNS.items():
-        values = [row.record[name] for row in rows]
-        cells = ["" if value is None else format(factor * value, form) for value in values]
+    columns = []
+    for head, text in _COLUMNS.items():
+        cells = [row.cell(text) for row in rows]
         if len({*cells}) > 1:
-            columns.append([*head.format(to=rows[0].to).rsplit(" ", 1), *cells])
+            first, _, second = head.format(to=rows[0].to).rpartition(" ")
+            columns.append([first, second, *cells])
     widths = [max(map(len, column)) for column in columns]
     most = 80 - sum(widths) - len(widths)
     names = [_wrapped(name, most) for name in ("", "strategy", *(row.name for row in rows))]
@@ -95,14 +109,14 @@ def table(rows: Sequence[Row]) -> list[str]:
         right = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
         lines += [" ".join([f"{first:<{longest}}", *right]).rstrip(), *others]
     below = [f"{row.name} failed: {row.error}" for row in rows if row.error] + _sentences(rows)
-    return lines + [line for text in below for line in textwrap.wrap(text, 80)]
+    return [*filter(None, lines)] + [line for text in below for line in textwrap.wrap(text, 80)]
 
 
 def _wrapped(name: str, most: int) -> list[str]:
     """Return the lines of a name, which is divided after `_`, `:` and `=`."""
     lines = [""]
     for piece in re.findall(r"[^_:=]+[_:=]?", name):
-        if len(lines[-1] + piece) > most:
+        if lines[-1].strip() and len(lines[-1] + piece) > most:
             lines.append("  ")
         lines[-1] += piece
     return lines
@@ -135,7 +149,7 @@ def write_all(rows: Sequence[Row], request: Request) -> None:
     if request.plot is not None and known:
         facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
         title = " ".join(_sentences(rows)[:1]) or known[0].name
-        write(request.plot, chart(title, facts, _panels(known), panel_height=300))
+        write(request.plot, chart(title, facts, _panels(known), columns=1))
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
@@ -152,8 +166,11 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
     seconds, percent = ([point[at] for line in lines for point in line.points] for at in (0, 1))
     over = linear([0.0, *seconds])
     panels = [Panel("accuracy, %", over, linear(percent), lines, x_name="seconds")]
-    for name in ("samples_per_s", "sent_bytes", "held_bytes"):
-        head, _, factor = _COLUMNS[name]
+    for name, head, factor in (
+        ("samples_per_s", "samples/s", 1.0),
+        ("sent_bytes", "KiB that a rank sends in a step", 2**-10),
+        ("held_bytes", "KiB that a rank holds", 2**-10),
+    ):
         bars = [
             Area([n + 0.6, n + 1.4], [0.0], [factor * row.record[name]], lines[n].colour)
             for n, row in enumerate(rows)
