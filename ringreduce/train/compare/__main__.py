@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with rr.init() as comm:
         speaks, code = comm.rank == 0, 2
         try:
-            for path in filter(None, (request.json, request.plot)):
+            for path in filter(None, (request.json, request.picture)):
                 together(comm, partial(check_place, path) if speaks else nothing)
             with LiveLine(sys.stdout) as live:
                 rows = compare(comm, request, live.show if speaks else lambda text: None)
@@ -96,6 +96,7 @@ class _Turns:
                 do()
             except (*REFUSED, FloatingPointError, rr.RingReduceError) as error:
                 problem = said(error)
+                self._part.__exit__(type(error), error, error.__traceback__)  # ends the others
         problems = [words[0] for words in gather_words(self._comm, [problem])]
         self.row.error = self.row.error or next(filter(None, problems), "")
 

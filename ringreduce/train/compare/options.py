@@ -24,7 +24,8 @@ from ringreduce.train.configuration import (
 from ringreduce.train.settings import Outputs
 from ringreduce.train.strategies import OPTIONS, OneDevice, ParameterServer, Strategy
 
-_TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - {"batch_per_rank", "ramp_steps"}
+_TAKEN = {*GROUPS["what is trained"], "seeds", "device"}
+_TAKEN -= {"batch_per_rank", "ramp_steps", "batch_shards"}
 """Options of the trainer that a comparison takes: all strategies have the same batches."""
 
 
@@ -39,7 +40,7 @@ class Request:
     jitter: float = 0.0
     compute_ms: float = 0.0
     json: Path | None = None
-    plot: Path | None = None
+    picture: Path | None = None
     ranks: int = 0
     """The ranks that compute, the first ones; 0: all."""
 
@@ -119,7 +120,7 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") 
                 raise ValueError(f"{name} is {own[name]:g}; wanted a finite number of at least 0")
         # What a file says of one run does not hold here.
         request = Request(Given({n: v for n, v in values.items() if n in _TAKEN}), **own)
-        request.given.outputs(), request.given.settings(), Outputs(plot=request.plot)
+        request.given.outputs(), request.given.settings(), Outputs(plot=request.picture)
         if not request.compute_ms and (request.jitter or "slowdown" in own):
             raise ValueError("--slowdown and --jitter change what --compute-ms makes; add it")
     return request
@@ -155,7 +156,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         ("plot", Path, "FILE", "draw speed, bytes and accuracy: .svg, or .png"),
         ("ranks", int, "N", argparse.SUPPRESS),
     ):
-        command_line.add_argument(f"--{flag}", type=kind, metavar=metavar, help=text)
+        dest = "picture" if flag == "plot" else None  # a file has the plot of a run
+        command_line.add_argument(f"--{flag}", dest=dest, type=kind, metavar=metavar, help=text)
     left_out = [name for fields in GROUPS.values() for name in fields if name not in _TAKEN]
     add_options(command_line, without=left_out)
     return command_line

@@ -115,7 +115,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 def _wrapped(name: str, most: int) -> list[str]:
     """Return the lines of a name, which is divided after `_`, `:` and `=`."""
     lines = [""]
-    for piece in re.findall(r"[^_:=]+[_:=]?", name):
+    for piece in re.findall(rf"[^_:=]{{1,{max(1, most - 3)}}}[_:=]?", name):
         if lines[-1].strip() and len(lines[-1] + piece) > most:
             lines.append("  ")
         lines[-1] += piece
@@ -146,10 +146,10 @@ def write_all(rows: Sequence[Row], request: Request) -> None:
     if request.json is not None:
         request.json.write_text("".join(f"{json.dumps(row.record)}\n" for row in rows), "utf-8")
     known = [row for row in rows if not row.error]
-    if request.plot is not None and known:
+    if request.picture is not None and known:
         facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
         title = " ".join(_sentences(rows)[:1]) or known[0].name
-        write(request.plot, chart(title, facts, _panels(known), columns=1))
+        write(request.picture, chart(title, facts, _panels(known), columns=1))
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
