@@ -56,8 +56,8 @@ FIGURES = {
 
 def row(strategy=None, error="", *, ranks=4, servers=0, to=90.0, **figures):
     """A row with one seed."""
-    runs = [] if error else [{**FIGURES, **figures}]
-    return Row(strategy or Mirrored(), ranks, servers, to, error, runs, [[(1.0, 0.8), (2.0, 0.9)]])
+    runs = [] if error else [{**FIGURES, **figures, "points": [(1.0, 0.8), (2.0, 0.9)]}]
+    return Row(strategy or Mirrored(), ranks, servers, to, error, runs)
 
 
 # --- a trainer that stops, and slow ranks ---------------------------------------------------------

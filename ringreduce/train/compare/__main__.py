@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import ringreduce as rr
 from ringreduce.errors import AllRanksEnd
@@ -63,8 +64,7 @@ def compare(
     nodes = [[rank for rank in node if rank < ranks] for node in comm.nodes]
     found = request.rows([node for node in nodes if node])
     inputs.check_same(comm, together(comm, lambda: inputs.load(settings)))
-    of_row = [(each, 1 if each == OneDevice() else ranks, servers_of(each)) for each in found]
-    rows = [Row(*each, request.to) for each in of_row]
+    rows = [Row(s, 1 if s == OneDevice() else ranks, servers_of(s), request.to) for s in found]
     for seed in range(settings.seed, settings.seed + request.given.outputs().seeds):
         turns = [_Turns(comm, row, request, seed) for row in rows]
         for epoch in range(settings.epochs):
@@ -82,7 +82,7 @@ class _Turns:
     def __init__(self, comm: rr.Communicator, row: Row, request: Request, seed: int) -> None:
         self._comm, self.row, self._request = comm, row, request
         self._settings = replace(request.given.settings(), seed=seed)
-        self._part = comm.split(0 if comm.rank < row.ranks + row.servers else None)
+        self._part: Any = comm.split(0 if comm.rank < row.ranks + row.servers else None)
         self._points: list[tuple[float, float]] = []
         """Seconds and accuracy after each epoch."""
         self._staleness, self._discarded = Counter[int](), 0
@@ -107,10 +107,9 @@ class _Turns:
             weights = sum(a * b for a, b in pairwise(split.widths(settings.hidden)))
             unit_s = request.compute_ms / 1e3 / (3 * settings.batch * weights)
             slow, factor = request.slowdown
-            how = request.jitter, (settings.seed, rank)
-            pace = Pace(unit_s, factor if rank == slow else 1.0, *how)
+            factor = factor if rank == slow else 1.0
+            pace = Pace(unit_s, factor, request.jitter, (settings.seed, rank))
         xp = inputs.module(request.given.outputs().device, self._comm)
-        assert self._part is not None
         self._trainer = Trainer(self._part, split, settings, xp, self.row.strategy, pace=pace)
 
     def train(self) -> None:
@@ -128,18 +127,15 @@ class _Turns:
         _, step_s, _, *waits = others if others[0] else first
         mine = [result.sent_bytes, result.held_bytes, sum(waits) / (step_s or 1), self._discarded]
         words = json.dumps([*mine, [*self._staleness.items()]])
-        assert self._part is not None
         every = [json.loads(text) for (text,) in gather_words(self._part, [words])]
         sent, held, idle, discarded, pushes = zip(*every, strict=True)
-        staleness = Counter[int]()
-        for each in pushes:
-            staleness.update(dict(each))
+        staleness = sum((Counter(dict(each)) for each in pushes), Counter[int]())
         samples, has = len(inputs.load(self._settings).train_labels), trainer.pushes is not None
         to, workers = self._request.to, self.row.ranks
         self.row.parameters = result.parameters
-        self.row.points.append(self._points)
         self.row.runs.append(
             {
+                "points": self._points,
                 "accuracy": result.accuracy,
                 "samples_per_s": samples / (trainer.epoch_steps * result.step_s),
                 "step_ms": 1e3 * result.step_s,

@@ -51,9 +51,7 @@ class Row:
     """The accuracy in percent that was to be reached."""
     error: str = ""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """The figures of each seed."""
-    points: list[list[tuple[float, float]]] = field(default_factory=list)
-    """For each seed, seconds and accuracy after each epoch."""
+    """The figures of each seed, and its `points`: seconds and accuracy after each epoch."""
     parameters: Any = None
     """Those of the last seed."""
 
@@ -70,23 +68,23 @@ class Row:
     def record(self) -> dict[str, Any]:
         """The line of JSON: means over the seeds, of bytes and staleness the largest."""
         figures: dict[str, Any] = dict.fromkeys(_FIGURES)
-        for name in () if self.error else self.runs[0]:
-            values = [run[name] for run in self.runs]
-            most = name in ("sent_bytes", "held_bytes", "staleness_max")
-            figures[name] = None if None in values else (max if most else fmean)(values)
-        if not self.error:
-            accuracy = [run["accuracy"] for run in self.runs]
-            figures["accuracy_range"] = max(accuracy) - min(accuracy)
+        for name in () if self.error else _FIGURES:
+            values = [run[name.removesuffix("_range")] for run in self.runs]
+            if name.endswith("_range"):
+                figures[name] = max(values) - min(values)
+            elif None not in values:
+                largest = name in ("sent_bytes", "held_bytes", "staleness_max")
+                figures[name] = max(values) if largest else fmean(values)
         where = {"options": self.options, "ranks": self.ranks, "servers": self.servers}
         return {"strategy": self.strategy.name, **where, **figures, "error": self.error or None}
 
     def cell(self, text: str) -> str:
         """Return the text of a column with this row's figures; "" if it has none."""
-        record = self.record
-        more = {"where": f"{self.ranks}" + f"+{self.servers}" * (self.servers > 0)}
-        kib = {name: (record[f"{name}_bytes"] or 0) / 2**10 for name in ("sent", "held")}
-        with suppress(TypeError):  # None has no format
-            return "" if self.error and text != "{where}" else text.format(**record, **more, **kib)
+        more: dict[str, Any] = {"where": f"{self.ranks}+{self.servers}".removesuffix("+0")}
+        for name in ("sent", "held") if not self.error else ():
+            more[name] = self.record[f"{name}_bytes"] / 2**10
+        with suppress(TypeError, KeyError):  # None has no format
+            return text.format(**self.record, **more)
         return ""
 
 
@@ -157,7 +155,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
     x = Scale(0.5, len(rows) + 0.5, [(n, str(n)) for n in range(1, len(rows) + 1)])
     lines = [
         Line(
-            [(s, 100 * a) for s, a in row.points[0]],
+            [(s, 100 * a) for s, a in row.runs[0]["points"]],
             PALETTE[n % len(PALETTE)],
             f"{n + 1} {row.name}",
         )
