@@ -1,10 +1,16 @@
 """Figures of the strategies of training, a case each.
 
     ringreduce run -n 4 -m benchmarks.strategies local_sgd [--seeds 10]
+    ringreduce run -n 5 -m benchmarks.strategies (equal | machines | slow | jitter | stale)
 
 ``local_sgd`` trains the digits with several seeds: by replicas that add up their gradients in every
 step, and by replicas that average their weights every 8 steps and every 32.  A row has the mean,
 the lowest and the highest accuracy on the held-out digits, and the bytes that a rank sends.
+
+The other cases are comparisons on four ranks and a server.  ``equal`` has synchronous strategies
+beside one device, in float64.  In ``machines``, ``slow`` and ``jitter`` one device needs 32 ms for
+a batch, and four ranks compute their shares: alike, one four times slower, or all unevenly.
+``stale`` has the accuracy of workers that do not wait, over several seeds.
 
 Writes rows to ``bench_results/strategies.jsonl``.
 """
@@ -17,9 +23,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import ringreduce as rr
 from benchmarks import rows
-from ringreduce.train.strategies import LocalSGD, Mirrored, to_plain
+from ringreduce.train.compare.__main__ import compare
+from ringreduce.train.compare.options import Request
+from ringreduce.train.compare.report import Row
+from ringreduce.train.configuration import Given
+from ringreduce.train.strategies import LocalSGD, Mirrored, ParameterServer, Strategy, to_plain
 
 NAME = "strategies"
 
@@ -50,8 +62,83 @@ def local_sgd(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
         yield row
 
 
+SERVED = [
+    ParameterServer(),
+    ParameterServer(backup_workers=1),
+    ParameterServer(staleness=2),
+    ParameterServer(staleness=None),
+]
+
+
+def compared(
+    comm: rr.Communicator, strategies: list[Strategy], how: dict[str, Any], **values: Any
+) -> dict[str, Row]:
+    """Return the rows of a comparison, by name; `values` are settings.  Collective."""
+    request = Request(Given(values), tuple(strategies), ranks=comm.size - 1, **how)
+    found = compare(comm, request)
+    assert not any(row.error for row in found), [row.error for row in found]
+    return {row.name: row for row in found}
+
+
+def equal(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield how far each synchronous strategy is from one device."""
+    for hidden in ((128,), (64, 64, 64)):
+        found = compared(comm, [], {}, dtype="float64", epochs=3, hidden=hidden)
+        alone = found["one_device"]
+        for name, row in found.items():
+            if comm.rank or "staleness" in row.options or row.strategy.name == "local_sgd":
+                continue
+            away = float(np.abs(row.parameters - alone.parameters).max())
+            same = row.record["accuracy"] == alone.record["accuracy"]
+            yield {"name": f"{name} {hidden}", "parameters_within": away, "same_accuracy": same}
+
+
+def _speeds(
+    comm: rr.Communicator, strategies: list[Strategy], base: str, runs: int, **how: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the median speed of each strategy over several runs, beside that of `base`."""
+    found = [
+        compared(comm, strategies, {"compute_ms": 32.0, **how}, epochs=2, seed=seed)
+        for seed in range(runs)
+    ]
+    for name in found[0] if not comm.rank else ():
+        records = [run[name].record for run in found]
+        bases = [run[base].record["samples_per_s"] for run in found]
+        speeds = [record["samples_per_s"] for record in records]
+        row = {"name": name, "runs": runs, "samples_per_s": round(statistics.median(speeds), 1)}
+        ratio = statistics.median(a / b for a, b in zip(speeds, bases, strict=True))
+        row |= {"times": round(ratio, 3), "of": base}
+        yield row | {"idle": round(statistics.median(record["idle"] for record in records), 3)}
+
+
+def machines(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    yield from _speeds(comm, [Mirrored(), SERVED[0]], "one_device", 1)
+
+
+def slow(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    yield from _speeds(comm, [Mirrored(), *SERVED], "parameter_server", 1, slowdown=(1, 4.0))
+
+
+def jitter(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    served = [SERVED[0], *SERVED[2:]]
+    yield from _speeds(comm, [*served], "parameter_server", 5, jitter=0.3)
+
+
+def stale(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    found = compared(comm, [Mirrored(), SERVED[-1]], {}, seeds=seeds)
+    for name, row in found.items() if not comm.rank else ():
+        record = row.record
+        facts = {"seeds": seeds, "accuracy_percent": round(100 * record["accuracy"], 2)}
+        yield {"name": name, **facts, "staleness_mean": record["staleness_mean"]}
+
+
 CASES: dict[str, Callable[[rr.Communicator, int], Iterator[dict[str, Any]]]] = {
     "local_sgd": local_sgd,
+    "equal": equal,
+    "machines": machines,
+    "slow": slow,
+    "jitter": jitter,
+    "stale": stale,
 }
 
 
@@ -68,7 +155,7 @@ def main() -> None:
                 print(row, flush=True)
         if comm.rank == 0:
             origin = rows.environment(rows.command_line(NAME))
-            same = ("mpi", "ranks", "cpu", "case", "strategy", "every")
+            same = ("mpi", "ranks", "cpu", "case", "strategy", "every", "name")
             rows.replace(NAME, [row | origin for row in found], same)
 
 

@@ -103,6 +103,7 @@ _BY_FILE = {
     "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),
     "parallel/shares.py": ("tests/parallel/test_join.py",),
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
+    "train/compare/__main__.py": ("tests/train/test_compare.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
     "shm/executor.py": _SHARED,

@@ -185,7 +185,15 @@ def test_a_shown_output_is_compared_with_what_is_printed(printed, fits):
 
 
 def test_pages_have_commands():
-    names = ["search.md", "trace.md", "performance.md", "seeing.md", "strategies.md", "training.md"]
+    names = [
+        "compare.md",
+        "search.md",
+        "trace.md",
+        "performance.md",
+        "seeing.md",
+        "strategies.md",
+        "training.md",
+    ]
     assert [page.name for page in WITH_COMMANDS] == names
     assert [page.name for page in WITH_JAX] == ["strategies.md"]
 

@@ -1,4 +1,4 @@
-"""The command line: `ringreduce run`, `train`, `search`, `bench`, `explain` and others."""
+"""The command line: `ringreduce run`, `train`, `search`, `compare`, `bench` and others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
 PROGRAMS: Mapping[str, str] = {
     "train": "ringreduce.train",
     "search": "ringreduce.train.search",
+    "compare": "ringreduce.train.compare",
     "bench": "ringreduce.bench",
 }
 """Command that starts a program of ours -> its module."""
@@ -182,6 +184,10 @@ def options_module(command: str) -> ModuleType | None:
         from ringreduce.train.search import options as search_options
 
         return search_options
+    if command == "compare":
+        from ringreduce.train.compare import options as compare_options
+
+        return compare_options
     if command == "bench":
         from ringreduce.bench import options
 
@@ -199,6 +205,8 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
         program = ("-P", "-m", PROGRAMS[options.command], *rest)
         if options.command == "search":
             program += ("--job", shlex.join(_job_words(options)))
+        if options.command == "compare":
+            program += ("--ranks", str(options.ranks))
     else:
         program = _program(options)
     job = Job(
@@ -218,11 +226,14 @@ def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
             else None
         ),
     )
-    if module is not None and options.command in ("train", "search"):
+    if module is not None and options.command in ("train", "search", "compare"):
         nodes = _ranks_of_nodes(job)
-        module.check_ranks(given, nodes)
+        more = module.check_ranks(given, nodes) or 0
         if options.command == "train" and options.elastic is not None:
             module.check_elastic_run(given, nodes, options.elastic[1] or job.ranks)
+        if more:  # servers, beside the ranks of the last node
+            sizes = (*job.nodes[:-1], job.nodes[-1] + more) if job.nodes else ()
+            job = replace(job, ranks=job.ranks + more, nodes=sizes)
     return job
 
 
@@ -354,6 +365,15 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     search.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
     _add_job_options(search)
+    compare = commands.add_parser(
+        "compare",
+        help="train with several strategies in turns, and print their figures",
+        usage="ringreduce compare -n N [options] [compare options] [trainer options]",
+        description="N ranks compute; servers are further ranks beside them.",
+        add_help=False,
+    )
+    compare.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
+    _add_job_options(compare)
     bench = commands.add_parser(
         "bench",
         help="time collectives on n ranks, beside MPI's own and Gloo's",

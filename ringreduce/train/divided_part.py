@@ -61,6 +61,8 @@ class Divided(Part):
             into=self._buffers,
             on_gradient=self._ready,
         )
+        for layer in self._layers():
+            layer.pace = run.pace
         self._slots = {
             slot: {name: run.xp.zeros_like(array) for name, array in self.pipe.parameters.items()}
             for slot in run.slots

@@ -11,6 +11,7 @@ overlap each other, and no computation.  JAX compiles the program once for each 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,11 @@ class JaxReplica(Part):
         self._reduced: dict[str, Any] = {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
+        begin = time.thread_time()
         loss, layers = _loss_and_gradients(self._parameters, x, labels, count)
+        if self.run.pace is not None:
+            weights = sum(layer.weight.size for layer in self._parameters)
+            self.run.pace.stretch(3 * len(x) * weights, begin)
         self.activation_bytes = max(self.activation_bytes, len(x) * self._sample_bytes)
         gradients = mlp.named(layers)
         for name in reversed(gradients):

@@ -27,9 +27,11 @@ from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
 from ringreduce.parallel.data_parallel import average
 from ringreduce.parallel.equality import bytes_of, check_equal
+from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import data, mlp, optimizers, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
+from ringreduce.train.pace import Pace
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.served_part import Served
@@ -52,6 +54,7 @@ class Trainer:
             node and `MultiWorkerMirrored` on several.
         elastic: True: `store` is an `rr.State`, so that training can go on after ranks are lost.
             A State: go on with this `store`, of a Trainer that had more ranks.
+        pace: how long this rank computes, for a comparison; None: as long as it takes.
 
     Attributes:
         sizes: the widths of the network, from inputs to classes.
@@ -84,6 +87,7 @@ class Trainer:
         xp: ModuleType = np,
         strategy: strategies.Strategy | None = None,
         elastic: bool | rr.State = False,
+        pace: Pace | None = None,
     ) -> None:
         for kind, value in ((data.Split, split), (Settings, settings)):
             if not isinstance(value, kind):
@@ -102,7 +106,7 @@ class Trainer:
                 f"batch is {settings.batch}; of {samples} training samples the last batch has one "
                 "sample, and batch_norm takes at least two"
             )
-        self.comm, self.settings, self._xp = comm, settings, xp
+        self.comm, self.settings, self._xp, self._pace = comm, settings, xp, pace
         self.strategy = strategies.default(comm.nodes) if strategy is None else strategy
         if not isinstance(self.strategy, strategies.Strategy):
             raise TypeError(
@@ -128,7 +132,7 @@ class Trainer:
             if shards < comm.size:
                 wanted = f"at least as many as ranks, {comm.size}"
                 raise ValueError(f"batch_shards is {shards}; wanted {wanted}")
-        self._part = part = self.strategy.part(Run(comm, sizes, settings, algorithm, xp))
+        self._part = part = self.strategy.part(Run(comm, sizes, settings, algorithm, xp, pace))
         mine = sampler.part(len(split.held_out_labels), part.replica, part.replicas)
         self._held_out_x = xp.asarray(split.held_out_x[mine], settings.dtype)
         self._held_out_labels = xp.asarray(split.held_out_labels[mine])
@@ -148,8 +152,9 @@ class Trainer:
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
         """Samples of a global batch -> number of the first step with so many, which may compile."""
-        self._times = np.zeros((2, 4))
-        """Number of steps, and the sums of their times: of those in `_first_with`, of others."""
+        self.times = np.zeros((2, 5))
+        """Number of steps, and the seconds of them, of communication, of exposed communication, and
+        of the sum of the losses: of those steps that may have compiled, and of others."""
         self._sent_bytes = 0
 
     def go_on_with_store(self) -> None:
@@ -260,14 +265,17 @@ class Trainer:
         watchers: Sequence[Watcher] = (),
         save: Callable[[Trainer], None] | None = None,
         save_every: int = 0,
+        epochs: int = 0,
     ) -> Result:
-        """Train from the present state to the end.
+        """Train from the present state to the end, or for some epochs.
 
         Args:
             watchers: they receive steps and epochs; they may differ between ranks.
             save: it is called on all ranks every `save_every` steps and at the end.  Before each
                 call the parameters are proven to be equal.
             save_every: steps between calls of `save`; 0: one after each epoch.
+            epochs: train to the end of so many epochs; the next call goes on.  0: to the end of
+                the run.
 
         Returns:
             The `Result`.
@@ -287,12 +295,13 @@ class Trainer:
             [5, 10]
         """
         if isinstance(self._part, Served):
-            return self._run_by_store(self._part, watchers, save, save_every)
+            return self._run_by_store(self._part, watchers, save, save_every, epochs)
         every = self.settings.check_every
         made = self.store.step
         # Another process may have made steps, or have received them from a checkpoint.
         self.go_on_with_store()
         course, journal = self._course, self._journal
+        last = course.epochs(made) + epochs if epochs else self.settings.epochs
         if isinstance(self.store, rr.State):
             lr = course.learning_rate(self.store.step)
             self.store.describe({"batch": self.settings.batch, "lr": lr})
@@ -302,7 +311,7 @@ class Trainer:
         if journal.epochs < course.epochs(made):
             self._end_epoch(watchers)
         saves = checks = False
-        while made < self.steps:
+        while made < self.steps and course.epochs(made) < last:
             # An infinite loss is an error below; NumPy need not warn of it as well.
             with np.errstate(over="ignore", invalid="ignore"), rr.span("step"):
                 self._make_step()
@@ -413,6 +422,11 @@ class Trainer:
         return [self._make_step(counts=False) for _ in range(count)]
 
     @property
+    def pushes(self) -> StoreStats | None:
+        """What the last `run` of this rank has pushed; None without a parameter server."""
+        return self._part.store.stats if isinstance(self._part, Served) else None
+
+    @property
     def held_bytes(self) -> int:
         """The most bytes that this rank has held: parameters, gradients, activations and so on."""
         return self._part.held_bytes
@@ -449,9 +463,12 @@ class Trainer:
         if settings.clip:
             part.clip(settings.clip)
         self._loss[...] = share if part.counts else 0.0
+        alone = self.comm.size == 1
+        reduces = 0.0 if alone else time.perf_counter()
         # In every step: after a loss of ranks nobody has their shares of the losses.
         if not part.every:
             self.comm.all_reduce(self._loss, out=self._loss)
+        loss_s = 0.0 if alone else time.perf_counter() - reduces
         loss = float(self._loss.sum())
         lr = course.learning_rate(number)
         self._sent_bytes = max(self._sent_bytes, part.sent_bytes)
@@ -463,17 +480,18 @@ class Trainer:
             if self._met:
                 part.meet()
             # One rank makes the same calls, and communicates with nobody.
-            communication_s, exposed_s = part.times if self.comm.size > 1 else (0.0, 0.0)
+            communication_s, exposed_s = (0.0, 0.0) if alone else part.times
             step_s = time.perf_counter() - begin
             times = step_s, communication_s, exposed_s
             self._journal.record(loss, lr, count, times, counts)
         is_first = self._first_with.setdefault(count, number + 1) == number + 1
-        self._times[0 if is_first else 1] += 1, *times
+        self.times[0 if is_first else 1] += 1, *times, loss_s
         return step_s
 
     def _samples(self, number: int) -> tuple[Any, Any, int]:
         """Return a step's samples of this rank, their labels, and the count of all samples."""
         settings, course = self.settings, self._course
+        begin = 0.0 if self._pace is None else time.thread_time()
         batch = course.batch_of(number)
         rows = self._part.rows(len(batch))
         mine = self._xp.asarray(batch[rows])
@@ -481,6 +499,8 @@ class Trainer:
         if settings.noise:
             key = settings.seed, course.epoch_of(number), course.number_in_epoch(number)
             x += self._xp.asarray(data.noise(rows, x.shape[1], settings.noise, key), x.dtype)
+        if self._pace is not None:
+            self._pace.begin(begin)
         return x, self._labels[mine], len(batch)
 
     def _report_steps(self, watchers: Sequence[Watcher]) -> None:
@@ -542,8 +562,8 @@ class Trainer:
             self._saved = self.store.step
 
     def _mean_times(self) -> tuple[float, float, float]:
-        first, others = self._times
-        mine = (others if others[0] else first).copy()
+        first, others = self.times
+        mine = (others if others[0] else first)[:4].copy()
         count, *totals = self._part.total(mine, "mean")
         step_s, communication_s, exposed_s = (float(total / max(1, count)) for total in totals)
         return step_s, communication_s, exposed_s
@@ -551,12 +571,13 @@ class Trainer:
     # --- with a parameter server ---
 
     def _run_by_store(
-        self, part: Served, watchers: Sequence[Watcher], save: Any, save_every: int
+        self, part: Served, watchers: Sequence[Watcher], save: Any, save_every: int, most: int
     ) -> Result:
         """Train as `run`, with parameters on servers.  Only making the store is collective."""
         course, problem = self._course, ""
         left = range(self.store.step, self.steps)
-        epochs = [list(steps) for _, steps in groupby(left, course.epoch_of)]
+        epochs = [list(steps) for _, steps in groupby(left, course.epoch_of)][: most or None]
+        made = epochs[-1][-1] + 1 if epochs else self.store.step
         with part.open(course, epochs) as store, np.errstate(over="ignore", invalid="ignore"):
             self.store = InPlace(journal_arrays(course, self.state))  # the others are on servers
             self.go_on_with_store()
@@ -586,7 +607,7 @@ class Trainer:
 
         numbers, flat = part.agree(outcome)
         digest = hashlib.sha256(bytes_of(flat).data).hexdigest()
-        self.store.restore(journal_arrays(course, State(self.steps, 0.0, numbers[0])), self.steps)
+        self.store.restore(journal_arrays(course, State(made, 0.0, numbers[0])), made)
         nbytes = {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
         return Result(flat, digest, *numbers, **nbytes)
 
@@ -599,7 +620,7 @@ class Trainer:
             part.gradients(*self._samples(steps[step]))
         exposed_s, step_s = store.stats.waited_s - waited, time.perf_counter() - begin
         times = step_s, exposed_s, exposed_s
-        self._times[int(self._times.any())] += count, *times
+        self.times[int(self.times.any())] += count, *times, 0.0
         samples = course.samples - course.place(steps[0])[1]
         self.store.restore({}, steps[-1])
         journal.steps, journal.epochs = steps[-1], course.epochs(steps[0])

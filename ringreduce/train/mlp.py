@@ -16,6 +16,7 @@ evaluate, the running means of the statistics.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
@@ -32,6 +33,7 @@ from ringreduce.parallel.batch_norm import (
     normalise_by,
 )
 from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
+from ringreduce.train.pace import Pace
 
 # Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
@@ -183,6 +185,8 @@ class Affine:
         self._names = [f"{number}.{kind}" for kind in arrays._fields]
         self._last, self._xp = last, xp
         self._samples, self._columns, self._rows = samples, columns, rows
+        self.pace: Pace | None = None
+        """How long forward and backward take at least; None: as long as they take."""
         self.statistics: dict[str, Array] = {}
         """Mean and variance of the last forward's batch, under the names of `init_statistics`."""
 
@@ -196,6 +200,7 @@ class Affine:
         self.arrays = type(self.arrays)(*[arrays[name] for name in self._names])
 
     def forward(self, x: Array) -> tuple[Array, Kept]:
+        begin = time.thread_time()
         value, normalised = self._affine(x), None
         if isinstance(self.arrays, NormalisedArrays):
             if self._samples is None:
@@ -208,6 +213,8 @@ class Affine:
             self.statistics = {mean: normalised.mean, variance: normalised.variance}
             value = normalised.y
         y = self._activation(value)
+        if self.pace is not None:
+            self.pace.stretch(len(x) * self.arrays.weight.size, begin)
         return y, Kept(x, y, normalised)
 
     def predict(self, x: Array, running: Mapping[str, Array]) -> Array:
@@ -223,6 +230,7 @@ class Affine:
         self, kept: Kept, gradient: Array, into: Mapping[str, Array]
     ) -> tuple[Array | None, Iterator[tuple[str, Array]]]:
         of_norm: list[tuple[str, Array]] = []
+        begin = time.thread_time()
         if not self._last:
             gradient *= kept.y > 0
         if isinstance(self.arrays, NormalisedArrays):
@@ -237,6 +245,8 @@ class Affine:
             of_input = gradient @ self.arrays.weight.T
             if self._columns is not None:
                 self._columns.all_reduce(of_input, out=of_input)
+        if self.pace is not None:
+            self.pace.stretch(2 * len(gradient) * self.arrays.weight.size, begin)
         return of_input, self._of_parameters(kept.x, gradient, of_norm, into)
 
     # --- implementation ---

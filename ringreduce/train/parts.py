@@ -22,6 +22,7 @@ from ringreduce.parallel.equality import check_equal, on_host
 from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.stages import activation_bytes
 from ringreduce.train import mlp, optimizers
+from ringreduce.train.pace import Pace
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import InPlace, Store
 
@@ -41,6 +42,7 @@ class Run:
     settings: Settings
     algorithm: str
     xp: ModuleType
+    pace: Pace | None = None
 
     def init_params(self) -> dict[str, Any]:
         """Return new parameters of the whole network, by name."""
@@ -291,6 +293,8 @@ class WholeModel(Part):
         self._normalising = Metered(run.comm, run.algorithm)
         layers = tuple(mlp.by_layer(parameters).values())
         self._network = mlp.layers(layers, run.xp, self._normalising)
+        for layer in self._network:
+            layer.pace = run.pace
         self._reduced: dict[str, Any] = {}
 
     @property

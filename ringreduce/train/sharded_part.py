@@ -74,7 +74,9 @@ class Sharded(Part):
         on_device = {name: xp.asarray(array) for name, array in arrays.items()}
         ((number, of_layer),) = mlp.by_layer(on_device).items()
         last = number == self._depth - 1
-        return mlp.Affine(number, of_layer, last=last, xp=xp, samples=self._normalising)
+        layer = mlp.Affine(number, of_layer, last=last, xp=xp, samples=self._normalising)
+        layer.pace = self.run.pace
+        return layer
 
     def reduced(self) -> dict[str, Any]:
         """Return copies of the gradients, gathered from all ranks.  Collective."""

@@ -557,6 +557,13 @@ MUTATIONS = [
         "array.astype(dtype) if",
         "An average counts the arrays of all ranks alike, and divides by the samples of all.",
     ),
+    Mutation(
+        "idle-column-with-servers",
+        "train/compare/__main__.py",
+        "sum(idle[:workers]) / workers",
+        "sum(idle) / len(idle)",
+        "The idle time of a parameter server's workers is divided by the servers, too.",
+    ),
     # --- sharded state ---
     Mutation(
         "rows-as-long-as-the-first-shard",
