@@ -24,8 +24,8 @@ from ringreduce.train.configuration import (
 from ringreduce.train.settings import Outputs
 from ringreduce.train.strategies import OPTIONS, OneDevice, ParameterServer, Strategy
 
-_TAKEN = {*GROUPS["what is trained"], "seeds", "device"}
-_TAKEN -= {"batch_per_rank", "ramp_steps", "batch_shards"}
+_NOT_TAKEN = {"batch_per_rank", "ramp_steps", "batch_shards"}
+_TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - _NOT_TAKEN
 """Options of the trainer that a comparison takes: all strategies have the same batches."""
 
 
