@@ -28,7 +28,7 @@ class Chain:
     """What one server knows of the chain of a shard, and which pushes it has."""
 
     def __init__(self, server: int, shard: int, servers: int, replicas: int) -> None:
-        self._server = server
+        self._server, self.replicas = server, replicas
         self._living = chain_of(shard, servers, replicas)
         self._last: dict[int, int] = {}
         """Worker -> id of its last push, in the order of the pushes."""

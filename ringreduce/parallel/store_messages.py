@@ -22,25 +22,28 @@ Views = dict[str, np.ndarray]
 class Kind(IntEnum):
     """What a head asks for, or answers."""
 
-    PUSH = auto()  # gradients follow
+    PUSH = auto()  # gradients follow, of a worker or of the server before in the chain
     PUSHED = auto()  # all servers have received them; not sent to the only server
     PULL = auto()  # may this worker go on?  The only server answers by its parameters
     SETTLE = auto()  # what has become of the last push?
+    HELD = auto()  # do all replicas have the last push?
     FETCH = auto()  # the parameters, now
     NUMBER = auto()  # the next number of `steps`
     BREAK = auto()  # the worker has left the loop of `steps`
     CLOSE = auto()
+    REPORT = auto()  # to a server that begins to decide: what this worker holds
     APPLY = auto()  # to other servers: the pushes of these workers are an update
     DROP = auto()
     DONE = auto()  # a reply
+    AGAIN = auto()  # a reply: servers were lost, and perhaps the push with them
     LOST = auto()  # a reply: server `rank` is lost
     DIFFERENT = auto()  # a reply: `rank` calls `steps` with `number`, `other` with `count`
 
 
 def head_of(ranks: int) -> np.dtype[Any]:
     """Return the dtype of a head in a job of this many ranks."""
-    whole = ("kind", "rank", "push", "number", "meeting", "staleness", "slots", "other", "count")
-    fields: list[Any] = [(name, np.int64) for name in whole]
+    whole = "kind rank push number meeting staleness slots other count shard step ended pushes"
+    fields: list[Any] = [(name, np.int64) for name in whole.split()]
     fields += [(name, np.float64) for name in ("samples", "share")]
     return np.dtype([*fields, ("ranks", np.bool_, (ranks,))])
 
