@@ -15,6 +15,7 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
 from ringreduce.config import as_seconds
+from ringreduce.place import tell_survived
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
@@ -266,12 +267,15 @@ class PointToPoint(Runner):
         """
         return self._engine.endpoint.lost_peers(closed)
 
-    def survive_losses(self) -> None:
+    def survive_losses(self, is_survived: bool) -> None:
         """Close the communicator in good order although ranks are lost, from now on.
+
+        Tells the launcher whether the other ranks survive the loss of this one.
 
         :meta private:
         """
         self._engine.survives_losses = True
+        tell_survived(is_survived)
 
     # --- implementation ---
 

@@ -25,16 +25,20 @@ def check_arrays(where: str, params: Any) -> dict[str, Any]:
     return by_name(where, params, changed=True)
 
 
-def check_alike(where: str, comm: rr.Communicator, params: Mapping[str, Any]) -> None:
-    """Raise MismatchError on all ranks where names, shapes, dtypes or their order differ."""
-    lists = gather_words(comm, [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()])
+def check_alike(
+    where: str, comm: rr.Communicator, params: Mapping[str, Any], **options: object
+) -> None:
+    """Raise MismatchError on all ranks where options, names, shapes, dtypes or an order differ."""
+    mine = [f"{name} = {value}" for name, value in options.items()]
+    mine += [f"{name}: {a.dtype}{list(a.shape)}" for name, a in params.items()]
+    lists = gather_words(comm, mine)
     for rank, listed in enumerate(lists):
         if listed != lists[0]:
             pairs = zip([*listed, "nothing"], [*lists[0], "nothing"], strict=False)
             theirs, wanted = next(pair for pair in pairs if pair[0] != pair[1])
             raise rr.MismatchError(
                 f"{where}: rank {rank} has {theirs} where rank 0 has {wanted}; every rank "
-                "must pass the same parameters in the same order"
+                "must pass the same arguments, and parameters in the same order"
             )
 
 

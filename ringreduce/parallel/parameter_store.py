@@ -39,8 +39,6 @@ from ringreduce.parallel.store_messages import (
 )
 from ringreduce.parallel.store_replica import Update
 from ringreduce.parallel.store_server import Server
-from ringreduce.parallel.together import gather_words
-from ringreduce.place import tell_survived
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Message = tuple[np.ndarray, int, int]
@@ -130,13 +128,13 @@ class ParameterStore:
         check_comm(where, comm)
         if not callable(update):
             raise TypeError(f"{where}: update is {shown(update)}; pass a function")
-        _check_numbers(comm.size, servers, replicas, staleness, backup_workers)
+        numbers = servers, replicas, staleness, backup_workers
+        check_numbers(comm.size, *numbers, where=f"{where}: ")
         params = check_arrays(where, params)
-        has_arrays = _check_slots(params, slots)
-        check_alike(where, comm, params)
-        options: dict[str, Any] = {"servers": servers, "replicas": replicas, "staleness": staleness}
-        options |= {"backup_workers": backup_workers, "slots": list(slots)}
-        _check_options(where, comm, options | {"arrays of slots": has_arrays})
+        _check_slots(params, slots)
+        options: dict[str, Any] = {"staleness": staleness, "backup_workers": backup_workers}
+        options["slots"] = f"{[*slots]}{' with arrays' * isinstance(slots, Mapping)}"
+        check_alike(where, comm, params, servers=servers, replicas=replicas, **options)
         self._comm, self._params, self._slots = comm, params, tuple(slots)
         self.workers, self.is_server = comm.size - servers, comm.rank >= comm.size - servers
         self.placement = place({name: array.size for name, array in params.items()}, servers)
@@ -151,8 +149,7 @@ class ParameterStore:
             self._links = [_Link(comm, shard) for shard in self._shards]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
-        comm.survive_losses()
-        tell_survived(not self.is_server or replicas > 1)
+        comm.survive_losses(not self.is_server or replicas > 1)
         self._head, self._asks, *self._replies = np.zeros((2 + servers, 1), self._shards[0].head)
         self._is_synchronous, self._copies = staleness == 0, replicas
         self._pushes = self._discarded = self._sent_bytes = 0
@@ -399,7 +396,7 @@ class ParameterStore:
             self.close()
         else:
             if isinstance(error, rr.RingReduceError):
-                tell_survived(False)
+                self._comm.survive_losses(False)
             self._tell(Kind.CLOSE, range(self.workers, self._comm.size))
 
     # --- implementation ---
@@ -688,56 +685,45 @@ class _Whole:
         return self._arrays
 
 
-def _check_numbers(
-    ranks: int, servers: int, replicas: int, staleness: int | None, backup_workers: int
+def check_numbers(
+    ranks: int,
+    servers: int,
+    replicas: int,
+    staleness: int | None,
+    backup_workers: int,
+    where: str = "",
 ) -> None:
-    """Raise TypeError or ValueError if these numbers do not fit."""
-    where = "ParameterStore:"
-    servers = whole(f"{where} servers", servers, least=1)
+    """Raise TypeError or ValueError if these numbers do not fit; its text begins with `where`."""
+    servers = whole(f"{where}servers", servers, least=1)
     if servers >= ranks:
         raise ValueError(
-            f"{where} servers is {servers}; {counted(ranks, 'rank')} leave no worker; wanted at "
-            f"most {ranks - 1}"
+            f"{where}servers is {servers}; of {counted(ranks, 'rank')} that leaves no worker: pass "
+            "fewer servers, or start more ranks"
         )
-    if whole(f"{where} replicas", replicas, least=1) > servers:
-        raise ValueError(f"{where} replicas is {replicas}; wanted at most servers, {servers}")
+    if whole(f"{where}replicas", replicas, least=1) > servers:
+        raise ValueError(f"{where}replicas is {replicas}; wanted at most servers, {servers}")
     if isinstance(staleness, float):
-        raise ValueError(f"{where} staleness is {staleness}; wanted a whole number or None")
+        raise ValueError(f"{where}staleness is {staleness}; wanted a whole number or None")
     if staleness is not None:
-        whole(f"{where} staleness", staleness, least=0)
-    if whole(f"{where} backup_workers", backup_workers, least=0) == 0:
+        whole(f"{where}staleness", staleness, least=0)
+    if whole(f"{where}backup_workers", backup_workers, least=0) == 0:
         return
     if staleness != 0:
         raise ValueError(
-            f"{where} backup_workers is {backup_workers} and staleness is {staleness}; backup "
+            f"{where}backup_workers is {backup_workers} and staleness is {staleness}; backup "
             "workers are for staleness 0"
         )
     if backup_workers >= ranks - servers:
         raise ValueError(
-            f"{where} backup_workers is {backup_workers}; {counted(ranks - servers, 'worker')} "
-            f"allow at most {ranks - servers - 1}"
+            f"{where}backup_workers is {backup_workers}; wanted fewer than workers, "
+            f"{ranks - servers}"
         )
 
 
-def _check_slots(params: Mapping[str, Any], slots: Slots) -> bool:
-    """Return whether `slots` has arrays.  Raises ValueError if they do not fit the parameters."""
-    has_arrays = isinstance(slots, Mapping)
+def _check_slots(params: Mapping[str, Any], slots: Slots) -> None:
+    """Raise ValueError if the arrays of slots do not fit the parameters."""
     for slot, arrays in slots.items() if isinstance(slots, Mapping) else ():
         for name, like in params.items():
             if getattr(arrays.get(name), "shape", None) != like.shape:
-                raise ValueError(
-                    f"ParameterStore: slots has no {slot}/{name}; pass an array of shape {like.shape}"
-                )
-    return has_arrays
-
-
-def _check_options(where: str, comm: rr.Communicator, options: Mapping[str, Any]) -> None:
-    """Raise MismatchError on all ranks where options differ."""
-    texts = gather_words(comm, [f"{name} = {value}" for name, value in options.items()])
-    for rank, theirs in enumerate(texts):
-        for said, wanted in zip(theirs, texts[0], strict=True):
-            if said != wanted:
-                raise rr.MismatchError(
-                    f"{where}: rank {rank} passes {said} where rank 0 passes {wanted}; every rank "
-                    "must pass the same arguments"
-                )
+                wanted = f"pass an array of shape {like.shape}"
+                raise ValueError(f"ParameterStore: slots has no {slot}/{name}; {wanted}")

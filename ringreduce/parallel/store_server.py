@@ -223,16 +223,17 @@ class Server:
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
+        if self._failure:
+            return
         ended = self._rule.workers[worker].meetings
         if ended == self.meeting:
             self._own.begin(self.meeting + 1)
             self._beginner = worker
         elif ended == self.meeting - 1 and self._rule.count not in (None, count):
             differ = {"rank": self._beginner, "number": self._rule.count}
-            differ |= {"kind": Kind.DIFFERENT, "other": worker, "count": count}
-            self._failure = differ
-        if not self._failure:
-            self._rule.steps(worker, count)
+            self._failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
+            return
+        self._rule.steps(worker, count)
 
     # --- decisions ---
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 
 import ringreduce as rr
-from tests.parallel import test_join, test_pipeline_parallel, test_sharded_parallel
+from tests.parallel import (
+    test_join,
+    test_parameter_store,
+    test_pipeline_parallel,
+    test_sharded_parallel,
+)
 from tests.train import test_tensor_parallel as tensor_parallel
 
-CHECKED = test_join, test_pipeline_parallel, test_sharded_parallel, tensor_parallel
+CHECKED = (
+    test_join,
+    test_parameter_store,
+    test_pipeline_parallel,
+    test_sharded_parallel,
+    tensor_parallel,
+)
 
 
 def over_mpi() -> str:
