@@ -317,7 +317,7 @@ class ParameterStore:
         weights = {"samples": weight, "share": self.share}
         write(self._head, kind=Kind.PUSH, rank=self._comm.rank, **about, **weights)
         for link in self._links:
-            link.about[...] = self._head
+            link.about.view(np.uint8)[...] = self._head.view(np.uint8)
             link.about["count"] = link.head["count"]
         self._is_settled, self._has_pushed = False, True
         heads = self._persist(self._send_push)

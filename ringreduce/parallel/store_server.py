@@ -20,6 +20,7 @@ from ringreduce.parallel.store_messages import (
     Kind,
     Shard,
     StoreStats,
+    kept,
     write,
 )
 from ringreduce.parallel.store_replica import Push, Replica, Update
@@ -142,27 +143,27 @@ class Server:
             self._open.discard(peer)
             self._rule.leave(peer)
         elif kind is Kind.REPORT:
-            self._reports[peer] = head.copy()
+            self._reports[peer] = kept(head)
         elif kind in (Kind.APPLY, Kind.DROP):
             if head["push"] > self._decided:  # else another server has told it
                 self._carry_out(kind, np.flatnonzero(head["ranks"]).tolist(), head)
         elif kind is Kind.FETCH:
-            self._asked[peer] = head.copy()
+            self._asked[peer] = kept(head)
             self._reply(peer)
         elif kind is Kind.HELD:
-            self._asked[peer] = head.copy()
+            self._asked[peer] = kept(head)
             if any(rank >= self._first and not head["ranks"][rank] for rank in self.lost):
                 self._reply(peer, kind=Kind.AGAIN)
             else:
                 self._acknowledge(peer)
         elif self._copies > 1 and not (self._decides or self._failure):
-            self._early.append((peer, head.copy()))
+            self._early.append((peer, kept(head)))
         elif kind is Kind.PUSHED:
             self._rule.push(peer, int(head["push"]))
         elif kind is Kind.BREAK:
             self._rule.break_off(peer)
         else:
-            self._asked[peer] = head.copy()
+            self._asked[peer] = kept(head)
             if kind is Kind.NUMBER:
                 self._meet(peer, int(head["count"]))
             elif self._decides and (kind is Kind.PULL or self._synchronous):
@@ -261,20 +262,20 @@ class Server:
             head = self._reply_head.copy()
             write(head, kind=kind, push=self._decided + 1)
             head["ranks"][0, workers] = True
-            self._tell_others(head)
+            self._tell_others(head.view(np.uint8))
             self._carry_out(kind, workers, head)
 
     def _tell_others(self, decision: np.ndarray) -> None:
         """Send a decision to the other servers, in the order of their ranks."""
         for rank in range(self._first, self._comm.size) if self._open else ():
             if rank != self._comm.rank and rank not in self.lost:
-                self._send(decision.view(np.uint8), rank, REQUEST)
+                self._send(decision, rank, REQUEST)
 
     def _carry_out(self, kind: Kind, workers: list[int], head: Any = None) -> None:
         """Carry out a decision on all replicas."""
         if head is not None:
             self._decided += 1
-            self._last_decisions.append(head.copy())
+            self._last_decisions.append(np.frombuffer(head.tobytes(), np.uint8))
         for replica in self._replicas.values():
             if kind is Kind.APPLY:
                 replica.apply(workers)
@@ -351,7 +352,8 @@ class Server:
             facts |= {"staleness": replica.fate[worker], "count": replica.updates}
             head = replica.head if full else self._reply_head
             write(head, **(self._failure or facts))
-            head["ranks"][0, list(self.lost)] = True
+            if self.lost:
+                head["ranks"][0, list(self.lost)] = True
             message = replica.answer if full else head.view(np.uint8)
             self._send(message, worker, DATA if full else REPLY)
             if asked["slots"]:
