@@ -12,20 +12,17 @@ from collections import namedtuple
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-Push = namedtuple("Push", "worker id number")  # without `steps` the number is None
-Apply = namedtuple("Apply", "step pushes")
-"""The pushes, in rank order, are one update."""
-Discard = namedtuple("Discard", "worker id")  # a late push
+Push = namedtuple("Push", "worker id number")  # the number is None without `steps`
+Apply = namedtuple("Apply", "step pushes")  # one update, with pushes in rank order
+Discard = namedtuple("Discard", "worker id")  # a push whose step had closed
 Go = namedtuple("Go", "worker step")
-"""The worker's pull returns what all steps before `step` have made."""
+"""The worker's pull returns the parameters after all steps before this one."""
 Number = namedtuple("Number", "worker number")
-"""The worker, which waits in `steps`, gets this number; None ends its loop."""
+"""The next number of the worker, which waits in `steps`; None ends its loop."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """State of a worker that has not left."""
-
     last: int = 0  # id of the last push
     pushes: int = 0  # since the last meeting
     step: int = 0  # in which the next push counts
@@ -39,24 +36,26 @@ class Worker:
 class Rule:
     """Decides for all servers.  What workers send after they have left is ignored.
 
-    The next deciding server begins with what living workers report, as of before the push that they
-    send again; `step` is then that of the last `Go`.  `applied` are numbers since the last meeting.
+    The next deciding server makes it of what living workers report, as of before the pushes that
+    they send again (`step` is that of the last `Go`), and of what servers know: how many steps have
+    closed, how many meetings have ended, and which of the present `count` numbers are `applied`.
     """
 
     workers: dict[int, Worker]
     staleness: int | None
     backup_workers: int = 0
     step: int = 0
+    meetings: int = 0
     count: int | None = None
     applied: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._bound = self.staleness or math.inf
         self._may_lack = self.backup_workers if self.staleness == 0 else len(self.workers)
-        self._meeting = max((state.meetings for state in self.workers.values()), default=0)
-        held = {state.number for state in self.workers.values()}
         for state in self.workers.values():
             state.step = min(state.step, self.step) if self.backup_workers else self.step
+            state.number = state.number if state.meetings == self.meetings else None
+        held = {state.number for state in self.workers.values()}
         self._pool = sorted(set(range(self.count or 0)) - self.applied - held)
         self._pushed: dict[int, list[Push]] = {}
         self._decided: list[Apply | Discard | Go | Number] = []
@@ -66,15 +65,16 @@ class Rule:
         self.break_off(worker)
         if state := self.workers.get(worker):
             state.waits = "number"
-            if self.count is None and state.meetings == self._meeting:
+            if self.count is None and state.meetings == self.meetings:
                 self.count, self.applied, self._pool = count, set(), list(range(count))
 
     def break_off(self, worker: int) -> None:
-        """Note that the worker ends its turn: it takes no part until it is dealt one, or pushes."""
+        """Note that the worker ends its turn; it takes no part until it gets a number or pushes."""
         if state := self.workers.get(worker):
-            if state.number is not None and state.number not in self.applied:
-                heappush(self._pool, state.number)
-            state.number, state.takes_part = None, False
+            number, state.number, state.takes_part = state.number, None, False
+            is_held = any(other.number == number for other in self.workers.values())
+            if number is not None and number not in self.applied and not is_held:
+                heappush(self._pool, number)
 
     def leave(self, worker: int) -> None:
         """Note that the worker has closed, or is lost."""
@@ -92,7 +92,7 @@ class Rule:
             state.last, state.takes_part = id, True
             if self.staleness != 0:
                 state.step = self.step + len(self._pushed)
-            if state.step < self.step or state.number in self.applied:
+            if state.step < self.step:
                 self._decided.append(Discard(worker, id))
                 state.step = self.step
             else:
@@ -106,12 +106,11 @@ class Rule:
         decided, self._decided = self._decided, []
         while True:
             for rank, state in self.workers.items():
-                over = state.meetings < self._meeting
+                over = state.meetings < self.meetings
                 if state.waits == "number" and (over or (self._pool and state.step <= self.step)):
                     state.number = None if over else heappop(self._pool)
-                    state.pushes = 0 if over else state.pushes
-                    state.meetings, state.step = self._meeting, self.step
-                    state.waits, state.takes_part = "", True
+                    state.meetings, state.pushes = state.meetings + over, state.pushes * (not over)
+                    state.step, state.waits, state.takes_part = self.step, "", True
                     decided.append(Number(rank, state.number))
             busy = [state for state in self.workers.values() if state.takes_part]
             lacks = sum(state.step <= self.step for state in busy)
@@ -119,7 +118,7 @@ class Rule:
                 decided.append(Apply(self.step, sorted(self._pushed.pop(self.step))))
                 self.step += 1
             elif self.count == len(self.applied) and not busy:
-                self.count, self._meeting = None, self._meeting + 1
+                self.count, self.meetings = None, self.meetings + 1
             else:
                 break
         least = min((state.pushes for state in busy), default=0)
