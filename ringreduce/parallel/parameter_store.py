@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,6 @@ from ringreduce.parallel.store_server import Server
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
 Message = tuple[np.ndarray, int, int]
 """An array that is sent or received, the other rank, and the tag."""
-T = TypeVar("T")
 
 
 class ParameterStore:
@@ -142,9 +141,8 @@ class ParameterStore:
         self._server: Server | None = None
         self._links: list[_Link] = []
         if self.is_server:
-            number, rule = comm.rank - self.workers, (staleness, backup_workers)
-            work = self._shards, number, update, self._slots, replicas
-            self._server = Server(comm, *work, *rule)
+            what = self._shards, update, self._slots, replicas
+            self._server = Server(comm, *what, staleness, backup_workers)
         else:
             self._links = [_Link(comm, shard) for shard in self._shards]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
@@ -159,15 +157,10 @@ class ParameterStore:
         self._heads: dict[int, list[_Link]] = {}
         self._tails: dict[int, list[_Link]] = {}
         """Server -> the shards whose pushes it receives, and those that it gives."""
-        self._find_servers()
-        self._reported_to = self._decider
-        """The deciding server that knows what this worker holds."""
-        self._counted = self._step = self._ended = self._pushes_before = self._count = 0
-        """For that report: the last push that the rule knows, the step of the parameters, the loops
-        of `steps` that have ended, the pushes before the last end, and the count of the last loop.
-        """
-        self._is_out = False
-        """Whether this worker has broken off a loop and has made no push since."""
+        self._lose(())
+        self._step = self._ended = self._pushes_before = self._count = 0
+        """The step of the parameters; how many loops of `steps` have ended, and the pushes before;
+        the count of the last loop."""
         self._closed = False
         self._is_settled = True
         """Whether this worker knows what has become of its last push."""
@@ -189,8 +182,8 @@ class ParameterStore:
             for name, like in self._params.items():
                 array = np.ascontiguousarray(arrays[name], like.dtype)
                 value = self._comm.broadcast(array, root=0).reshape(-1)
-                if self._server is not None:
-                    self._server.fill(slot, name, value)
+                for replica in self._server.replicas.values() if self._server else ():
+                    replica.fill(slot, name, value)
 
     # --- of all ranks ---
 
@@ -232,8 +225,8 @@ class ParameterStore:
         if self._server is None:
             raise ValueError(f"serve: rank {self._comm.rank} is a worker; servers call serve")
         self._server.serve()
-        if self._server.lost_server is not None:
-            raise self._lost_error(self._server.lost_server)
+        if self._server.failure.get("kind") == Kind.LOST:
+            raise self._lost_error(self._server.failure["rank"])
 
     # --- of workers ---
 
@@ -324,8 +317,7 @@ class ParameterStore:
         if heads and not self._is_synchronous:
             self._settle_by(heads)
         if len(self._links) > 1:
-            self._persist(lambda: self._send_to_decider(Kind.PUSHED, push=self._pushes))
-        self._counted, self._is_out = self._pushes, False
+            self._persist(lambda: self._send_to_decider(Kind.PUSHED))
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield numbers from 0 to `count` - 1, each to one worker, the one that is ready first.
@@ -386,7 +378,7 @@ class ParameterStore:
             self._check_worker("close")
             self._settle()
         finally:
-            self._tell(Kind.CLOSE, range(self.workers, self._comm.size))
+            self._close()
 
     def __enter__(self) -> ParameterStore:
         return self
@@ -397,7 +389,7 @@ class ParameterStore:
         else:
             if isinstance(error, rr.RingReduceError):
                 self._comm.survive_losses(False)
-            self._tell(Kind.CLOSE, range(self.workers, self._comm.size))
+            self._close()
 
     # --- implementation ---
 
@@ -406,9 +398,10 @@ class ParameterStore:
             self._check_worker("steps")
             if self._turn >= 0:
                 raise ValueError(f"steps: the turn of number {self._turn} has not ended")
-            reply = self._ask(Kind.NUMBER, count=count)
+            self._count = count
+            reply = self._ask(Kind.NUMBER)
             number, self._meeting = int(reply["number"]), int(reply["meeting"])
-            self.total, self._count, self._is_out = float(reply["share"]), count, False
+            self.total = float(reply["share"])
             if number < 0:
                 self._ended, self._pushes_before = self._ended + 1, self._pushes
                 return
@@ -417,12 +410,12 @@ class ParameterStore:
                 yield number
             except GeneratorExit:
                 self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
-                self._tell(Kind.BREAK, [self._decider])
+                self._break()
                 raise
             finally:
                 self._turn = -1
             if not self._has_pushed:
-                self._tell(Kind.BREAK, [self._decider])
+                self._break()
                 raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
 
     def _check_worker(self, where: str) -> None:
@@ -465,7 +458,8 @@ class ParameterStore:
         """Count the last push, of which the heads of replies tell."""
         for head in heads:
             self._check(head)
-        self._learn(np.flatnonzero(heads[0]["ranks"]).tolist())
+        if heads[0]["ranks"].any():
+            self._lose(np.flatnonzero(heads[0]["ranks"]).tolist())
         if not self._is_settled and heads[0]["staleness"] < 0:
             self._discarded += 1
         elif not self._is_settled:
@@ -484,11 +478,11 @@ class ParameterStore:
 
     # --- messages ---
 
-    def _ask(self, kind: Kind, **values: Any) -> Any:
+    def _ask(self, kind: Kind) -> Any:
         """Send a request to the deciding server; return the head of its reply."""
 
         def ask() -> Any:
-            self._send_to_decider(kind, **values)
+            self._send_to_decider(kind)
             self._comm.recv(self._replies[0].view(np.uint8), self._decider, REPLY)
             return self._replies[0][0]
 
@@ -497,24 +491,13 @@ class ParameterStore:
         self._step = int(head["step"])
         return head
 
-    def _send_to_decider(self, kind: Kind, **values: Any) -> None:
-        if self._reported_to != self._decider:
-            self._report()
-        write(self._head, kind=kind, **values)
+    def _send_to_decider(self, kind: Kind) -> None:
+        """Send a request, with all that a new deciding server has to know of this worker."""
+        about = {"push": self._pushes, "pushes": self._pushes - self._pushes_before}
+        about |= {"number": -1 if self._has_pushed else self._turn, "meeting": self._meeting}
+        about |= {"ended": self._ended, "count": self._count, "step": self._step}
+        write(self._head, kind=kind, **about)
         self._send(self._head, self._decider, REQUEST)
-
-    def _report(self) -> None:
-        """Tell a server that begins to decide what this worker holds."""
-        is_counted = self._has_pushed and self._counted == self._pushes
-        about = {"push": self._counted, "number": -1 if is_counted else self._turn}
-        about |= {"meeting": self._meeting, "ended": self._ended, "count": self._count}
-        about |= {"step": self._step, "pushes": self._counted - self._pushes_before}
-        write(self._head, kind=Kind.REPORT, **about)
-        self._send(self._head, self._decider, REQUEST)
-        if self._is_out:
-            self._head["kind"] = Kind.BREAK
-            self._send(self._head, self._decider, REQUEST)
-        self._reported_to = self._decider
 
     def _send_push(self) -> list[Any]:
         """Send the last push to the heads; with replicas wait until the tails have it."""
@@ -581,18 +564,23 @@ class ParameterStore:
         self._sent_bytes += message.nbytes
         self._comm.send(message.view(np.uint8), rank, tag)
 
-    def _tell(self, kind: Kind, ranks: Sequence[int]) -> None:
-        """Tell servers, of which some may be lost, that this worker breaks off, or closes."""
-        for rank in () if self._closed or self.is_server else ranks:
-            write(self._head, kind=kind)
+    def _break(self) -> None:
+        """Give the number of the present turn back."""
+        if not self._closed:
+            with suppress(rr.RingReduceError):
+                self._send_to_decider(Kind.BREAK)
+
+    def _close(self) -> None:
+        """Tell the servers that this worker takes part no more."""
+        for rank in () if self._closed or self.is_server else range(self.workers, self._comm.size):
+            write(self._head, kind=Kind.CLOSE)
             with suppress(rr.RingReduceError):
                 self._send(self._head, rank, REQUEST)
-        self._closed |= kind is Kind.CLOSE
-        self._is_out |= kind is Kind.BREAK
+        self._closed = True
 
     # --- losses ---
 
-    def _persist(self, make: Callable[[], T]) -> T:
+    def _persist(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns; make it again when a server is lost that others replace."""
         begin = time.perf_counter()
         try:
@@ -602,23 +590,20 @@ class ParameterStore:
                 except rr.PeerLostError as error:
                     if not error.ranks:
                         raise  # this rank has left the communicator
-                    self._learn(error.ranks)
+                    self._lose(error.ranks)
         finally:
             self._waited_s += time.perf_counter() - begin
 
-    def _learn(self, lost: Sequence[int]) -> None:
-        """Note lost ranks.  Raises PeerLostError if a shard is lost with them."""
-        if not self._lost.issuperset(lost):
-            self._lost.update(lost)
-            self._find_servers()
+    def _lose(self, ranks: Sequence[int]) -> None:
+        """Note lost ranks, and find the deciding server, and the head and tail of each shard.
 
-    def _find_servers(self) -> None:
-        """Find the head and the tail of each shard, and the deciding server."""
+        Raises PeerLostError if no server has a shard any more.
+        """
+        self._lost.update(ranks)
         count, lost = len(self._shards), {rank - self.workers for rank in self._lost}
         chains = [chain_of(shard, count, self._copies, lost) for shard in range(count)]
-        for shard, chain in enumerate(chains):
-            if not chain:
-                raise self._lost_error(self.workers + shard)
+        if [] in chains:
+            raise self._lost_error(self.workers + chains.index([]))
         self._decider = self.workers + min(set(range(count)) - lost)
         self._heads, self._tails = {}, {}
         first = self._comm.rank % count  # workers begin with different servers

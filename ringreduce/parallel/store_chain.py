@@ -4,13 +4,13 @@ Source: van Renesse & Schneider, "Chain replication for supporting high throughp
 availability", OSDI 2004.
 
 The head of the chain receives the pushes of the workers, and so gives them their order.  Each
-server passes the pushes on to the next one.  What the tail has, all living servers of the chain
-have: the tail acknowledges pushes and answers pulls.
+server passes them on to the next one.  What the tail has, all living servers of the chain have: it
+acknowledges pushes and answers pulls.
 
-Only the last push of a worker can be unknown to a server behind: a worker pushes again when the
-tail has acknowledged its last push.  So a server that gets another successor sends it the last push
-of each worker, in their order, and the successor drops those that it has.  A worker sends its push
-again to the new head when a server is lost.
+A worker pushes again when the tail has acknowledged its last push.  So the last push of each worker
+is all that a server behind can lack.  A server that gets another successor sends it those pushes in
+their order, and the successor drops what it has.  If a server is lost, a worker sends a push that
+is not acknowledged to the new head.
 """
 
 from __future__ import annotations

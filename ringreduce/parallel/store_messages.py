@@ -31,7 +31,6 @@ class Kind(IntEnum):
     NUMBER = auto()  # the next number of `steps`
     BREAK = auto()  # the worker has left the loop of `steps`
     CLOSE = auto()
-    REPORT = auto()  # to a server that begins to decide: what this worker holds
     APPLY = auto()  # to other servers: the pushes of these workers are an update
     DROP = auto()
     DONE = auto()  # a reply

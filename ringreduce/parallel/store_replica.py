@@ -1,4 +1,4 @@
-"""One copy of a shard of a `ParameterStore`: its arrays, and the pushes that have come for them."""
+"""A shard of a `ParameterStore` on one server: its arrays, and the last push of each worker."""
 
 from __future__ import annotations
 
@@ -9,28 +9,13 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel.store_chain import Chain
-from ringreduce.parallel.store_messages import Shard, Views
+from ringreduce.parallel.store_messages import DATA, Shard, Views
 
 Update = Callable[[np.ndarray, tuple[np.ndarray, ...], np.ndarray, int, int], None]
 
 
-class Push:
-    """A message with gradients of a worker."""
-
-    def __init__(self, shard: Shard, message: np.ndarray, is_passed_on: bool) -> None:
-        self.message, self.head = message, shard.head_in(message)
-        self.gradients = shard.views(message)
-        for gradient in self.gradients.values():
-            gradient.flags.writeable = not is_passed_on
-        self.sending = 0
-        """Number of sends of this message that are under way."""
-
-
 class Replica:
-    """A shard on one server, and what its updates have made of it.
-
-    All replicas of a shard apply the same pushes in the same order.
-    """
+    """A shard on one server.  All replicas of a shard apply the same pushes in the same order."""
 
     def __init__(
         self,
@@ -48,12 +33,10 @@ class Replica:
         self._parameters = shard.views(self.answer)
         self._slot_views = dict(zip(slots, map(shard.views, self.slots), strict=True))
         self.head = shard.head_in(self.answer)
-        self.pushed: dict[int, Push] = {}
-        """Worker -> its last push."""
-        self.waiting: dict[int, Push] = {}
-        """Worker -> its last push, which is neither applied nor dropped."""
-        self._spare: list[Push] = []
-        """Messages that may be overwritten once their sends are over."""
+        self.pushed: dict[int, np.ndarray] = {}
+        """Worker -> the message with its last gradients."""
+        self.waiting = set[int]()
+        """The workers whose last pushes are neither applied nor dropped."""
         self.fate = Counter[int]()
         """Worker -> staleness of its last push here; -1: it was dropped."""
         self.updates = 0
@@ -68,8 +51,8 @@ class Replica:
 
     @property
     def nbytes(self) -> int:
-        messages = [push.message.nbytes for push in (*self.pushed.values(), *self._spare)]
-        return self.answer.nbytes + self.slots.nbytes + sum(messages)
+        messages = (self.answer, self.slots, *self.pushed.values())
+        return sum(message.nbytes for message in messages)
 
     def fill(self, slot: str, name: str, flat: np.ndarray) -> None:
         """Set the piece of a variable, or of one of its slots, from the flat variable."""
@@ -83,58 +66,58 @@ class Replica:
             self.meeting, self.share = meeting, 0.0
             self.applied.clear()
 
-    def message_for(self, worker: int) -> Push:
-        """Return the message in which to receive a push of a worker."""
-        if self.chain.replicas == 1 and worker in self.pushed:
-            return self.pushed[worker]
-        for number, push in enumerate(self._spare):
-            if not push.sending:
-                return self._spare.pop(number)
-        message = self._comm.empty((self.shard.nbytes,), np.uint8)
-        return Push(self.shard, message, self.chain.replicas > 1)
+    def push_of(self, worker: int) -> np.void:
+        """Return the head of the last push of a worker."""
+        head: np.void = self.shard.head_in(self.pushed[worker])[0]
+        return head
 
-    def add(self, worker: int, push: Push) -> bool:
-        """Note a push that was received; return whether it is new."""
-        if not self.chain.push(worker, int(push.head["push"][0])):
-            self._spare.append(push)
-            return False
-        if (old := self.pushed.get(worker, push)) is not push:
-            self._spare.append(old)
-        self.pushed[worker] = self.waiting[worker] = push
-        self.begin(int(push.head["meeting"][0]))
-        return True
+    def receive(self, peer: int) -> int | None:
+        """Receive a push from a worker or a server; return its worker, None if it came before."""
+        message = self.pushed.get(peer) if self.chain.replicas == 1 else None
+        if message is None:  # an old message may still be on its way to the next server
+            message = self._comm.empty((self.shard.nbytes,), np.uint8)
+        self._comm.recv(message, peer, DATA)
+        head = self.shard.head_in(message)[0]
+        worker = int(head["rank"])
+        if not self.chain.push(worker, int(head["push"])):
+            return None
+        message.flags.writeable = self.chain.replicas == 1
+        self.pushed[worker] = message
+        self.waiting.add(worker)
+        self.begin(int(head["meeting"]))
+        return worker
 
     def apply(self, workers: Sequence[int]) -> None:
-        """Make one update of the pushes of some workers, in the order of their ranks."""
-        pushes = {}
+        """Make one update of the last pushes of some workers, in the order of their ranks."""
+        heads = {}
         for worker in sorted(workers):
-            push = self.waiting.pop(worker)
-            head = push.head[0]
+            head = self.push_of(worker)
+            self.waiting.discard(worker)
             self.fate[worker] = self.updates - int(head["count"])
             number = int(head["number"])
             # The number of a lost worker was dealt again, in this loop or in one that is over.
             if number < 0 or (head["meeting"] == self.meeting and number not in self.applied):
-                pushes[worker] = push
-        if not pushes:
+                heads[worker] = head
+                self.applied.add(number)
+        if not heads:
             return
-        heads = [push.head[0] for push in pushes.values()]
-        numbers = {int(head["number"]) for head in heads} - {-1}
-        self.applied |= numbers
-        self.share += sum(float(head["share"]) for head in heads)
+        numbers = [int(head["number"]) for head in heads.values()]
+        self.share += sum(float(head["share"]) for head in heads.values())
         self.pushes += len(heads)
-        self.staleness.update(self.fate[worker] for worker in pushes)
-        staleness = max(self.fate[worker] for worker in pushes)
-        number = max(numbers, default=self.updates)
-        weights = [float(head["samples"]) for head in heads]
+        self.staleness.update(self.fate[worker] for worker in heads)
+        staleness = max(self.fate[worker] for worker in heads)
+        number = max(numbers) if max(numbers) >= 0 else self.updates
+        weights = [float(head["samples"]) for head in heads.values()]
+        gradients = [self.shard.views(self.pushed[worker]) for worker in heads]
         for name, parameters in self._parameters.items():
-            gradient = _mean([push.gradients[name] for push in pushes.values()], weights)
+            gradient = _mean([each[name] for each in gradients], weights)
             slots = tuple([views[name] for views in self._slot_views.values()])
             self._update(parameters, slots, gradient, staleness, number)
         self.updates += 1
 
     def drop(self, worker: int) -> None:
-        """Drop the push of a worker, which came too late for its step."""
-        self.waiting.pop(worker)
+        """Drop the last push of a worker, which came too late for its step."""
+        self.waiting.discard(worker)
         self.fate[worker] = -1
         self.discarded += 1
 

@@ -23,7 +23,7 @@ from ringreduce.parallel.store_messages import (
     kept,
     write,
 )
-from ringreduce.parallel.store_replica import Push, Replica, Update
+from ringreduce.parallel.store_replica import Replica, Update
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 
 _LOOK_S = 0.1
@@ -44,24 +44,24 @@ class Server:
         self,
         comm: rr.Communicator,
         shards: Sequence[Shard],
-        server: int,
         update: Update,
         slots: Sequence[str],
         replicas: int,
         staleness: int | None,
         backup_workers: int,
     ) -> None:
-        self._comm, self._server, self._servers, self._copies = comm, server, len(shards), replicas
+        self._comm, self._servers, self._copies = comm, len(shards), replicas
         self._first = comm.size - len(shards)
         """The first server; smaller ranks are workers."""
+        self._server = server = comm.rank - self._first
         self._alone, self._decides = len(shards) == 1, server == 0
         self._synchronous = staleness == 0
-        self._replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, Replica] = {}
         """Shard -> what this server has of it."""
         for shard in sorted((server - place) % len(shards) for place in range(replicas)):
             chain = Chain(server, shard, len(shards), replicas)
-            self._replicas[shard] = Replica(comm, shards[shard], update, slots, chain)
-        self._own = self._replicas[server]
+            self.replicas[shard] = Replica(comm, shards[shard], update, slots, chain)
+        self._own = self.replicas[server]
         workers = {rank: Worker() for rank in range(self._first)}
         self._rules = staleness, backup_workers
         self._rule = Rule(workers, *self._rules)
@@ -74,15 +74,13 @@ class Server:
         """The worker that began the last loop of `steps`."""
         self._decided = self._step = 0
         """How many decisions this server has carried out, and how many of them were updates."""
-        self._last_decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
-        """Another server can lack no others: of each worker at most one push is not settled."""
-        self._reports: dict[int, Any] = {}
-        """Worker -> what it has reported to this server."""
+        self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
+        """The last ones.  All servers have those before: all but one push a worker are settled."""
         self._early: list[tuple[int, Any]] = []
-        """Requests that came before all reports."""
-        self._sending: dict[rr.Work[Any], tuple[Push, np.ndarray]] = {}
-        """Send to another server that is under way -> the push, and the head of its request."""
-        self._failure: dict[str, Any] = {}
+        """Requests that have come to the next deciding server."""
+        self._sending: list[rr.Work[Any]] = []
+        """Pushes that are on their way to other servers."""
+        self.failure: dict[str, Any] = {}
         """What every reply says once a shard is lost, or counts of `steps` differ."""
         self._sent_bytes, self._waited_s, self._looked_at = 0, 0.0, 0.0
         self.lost = set[int]()
@@ -92,18 +90,8 @@ class Server:
         """How many loops of `steps` have begun."""
         return self._own.meeting
 
-    @property
-    def lost_server(self) -> int | None:
-        """The server with which a shard was lost."""
-        return self._failure["rank"] if self._failure.get("kind") == Kind.LOST else None
-
-    def fill(self, slot: str, name: str, flat: np.ndarray) -> None:
-        """Set the pieces of a variable, or of one of its slots, from the flat variable."""
-        for replica in self._replicas.values():
-            replica.fill(slot, name, flat)
-
     def stats(self) -> StoreStats:
-        own, held = self._own, sum(replica.nbytes for replica in self._replicas.values())
+        own, held = self._own, sum(replica.nbytes for replica in self.replicas.values())
         made = own.pushes, own.discarded, dict(own.staleness)
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, tuple(sorted(self.lost)))
 
@@ -118,8 +106,7 @@ class Server:
             now = time.perf_counter()
             self._waited_s += now - begin
             try:
-                if self._sending:
-                    self._end_sends()
+                self._end_sends()
                 if peer is not None:
                     self._comm.recv(self._request.view(np.uint8), peer, REQUEST)
                     self._handle(peer, self._request[0])
@@ -142,11 +129,10 @@ class Server:
         elif kind is Kind.CLOSE:
             self._open.discard(peer)
             self._rule.leave(peer)
-        elif kind is Kind.REPORT:
-            self._reports[peer] = kept(head)
         elif kind in (Kind.APPLY, Kind.DROP):
             if head["push"] > self._decided:  # else another server has told it
-                self._carry_out(kind, np.flatnonzero(head["ranks"]).tolist(), head)
+                self._decisions.append(np.frombuffer(head.tobytes(), np.uint8))
+                self._carry_out(kind, np.flatnonzero(head["ranks"]).tolist())
         elif kind is Kind.FETCH:
             self._asked[peer] = kept(head)
             self._reply(peer)
@@ -156,7 +142,7 @@ class Server:
                 self._reply(peer, kind=Kind.AGAIN)
             else:
                 self._acknowledge(peer)
-        elif self._copies > 1 and not (self._decides or self._failure):
+        elif self._copies > 1 and not (self._decides or self.failure):
             self._early.append((peer, kept(head)))
         elif kind is Kind.PUSHED:
             self._rule.push(peer, int(head["push"]))
@@ -173,13 +159,10 @@ class Server:
 
     def _receive(self, peer: int, head: Any) -> None:
         """Receive a push from a worker or a server, and outside of synchronous steps apply it."""
-        is_passed_on = peer >= self._first
-        passed_on = [self._replicas[int(head["shard"])]] if is_passed_on else []
-        for replica in passed_on or self._at(0, head):
-            push = replica.message_for(peer)
-            self._comm.recv(push.message, peer, DATA)
-            worker = int(push.head["rank"][0])
-            if replica.add(worker, push):
+        replicas = self._at(0, head) if peer < self._first else [self.replicas[int(head["shard"])]]
+        for replica in replicas:
+            worker = replica.receive(peer)
+            if worker is not None:
                 self._pass_on(replica, worker)
                 if not self._synchronous:
                     replica.apply([worker])
@@ -192,7 +175,7 @@ class Server:
         if self._copies == 1:
             return [self._own]
         lost = set(np.flatnonzero(head["ranks"]).tolist())
-        return [r for n, r in self._replicas.items() if self._chain(n, lost)[place] == self._server]
+        return [r for n, r in self.replicas.items() if self._chain(n, lost)[place] == self._server]
 
     def _chain(self, shard: int, lost: set[int]) -> list[int]:
         return chain_of(shard, self._servers, self._copies, {rank - self._first for rank in lost})
@@ -202,17 +185,15 @@ class Server:
         successor = replica.chain.successor
         if successor is None:
             return
-        push, head = replica.pushed[worker], self._reply_head.copy()
+        head = self._reply_head.copy()
         write(head, kind=Kind.PUSH, shard=replica.shard.server)
-        for message, tag in ((head.view(np.uint8), REQUEST), (push.message, DATA)):
-            try:
+        try:
+            for message, tag in ((head.view(np.uint8), REQUEST), (replica.pushed[worker], DATA)):
                 work = self._comm.send(message, self._first + successor, tag, async_op=True)
-            except rr.PeerLostError:
-                self._look()
-                return
-            self._sending[work] = push, head
-            push.sending += 1
-            self._sent_bytes += message.nbytes
+                self._sending.append(work)
+                self._sent_bytes += message.nbytes
+        except rr.PeerLostError:
+            self._look()
 
     def _acknowledge(self, worker: int) -> None:
         """Answer a worker that asks whether the replicas have its last push, if they have it."""
@@ -224,7 +205,7 @@ class Server:
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
-        if self._failure:
+        if self.failure:
             return
         ended = self._rule.workers[worker].meetings
         if ended == self.meeting:
@@ -232,7 +213,7 @@ class Server:
             self._beginner = worker
         elif ended == self.meeting - 1 and self._rule.count not in (None, count):
             differ = {"rank": self._beginner, "number": self._rule.count}
-            self._failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
+            self.failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
             return
         self._rule.steps(worker, count)
 
@@ -251,19 +232,19 @@ class Server:
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
                 self._reply(decision.worker, decision.number)
-        for worker in list(self._asked) if self._failure else ():
+        for worker in list(self._asked) if self.failure else ():
             self._reply(worker)
 
     def _tell(self, kind: Kind, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
-        if self._synchronous and self._alone:
-            self._carry_out(kind, workers)
-        elif self._synchronous:  # else each push is an update
+        if self._synchronous and not self._alone:  # else each push is an update
             head = self._reply_head.copy()
             write(head, kind=kind, push=self._decided + 1)
             head["ranks"][0, workers] = True
-            self._tell_others(head.view(np.uint8))
-            self._carry_out(kind, workers, head)
+            self._decisions.append(head.view(np.uint8))
+            self._tell_others(self._decisions[-1])
+        if self._synchronous:
+            self._carry_out(kind, workers)
 
     def _tell_others(self, decision: np.ndarray) -> None:
         """Send a decision to the other servers, in the order of their ranks."""
@@ -271,68 +252,51 @@ class Server:
             if rank != self._comm.rank and rank not in self.lost:
                 self._send(decision, rank, REQUEST)
 
-    def _carry_out(self, kind: Kind, workers: list[int], head: Any = None) -> None:
+    def _carry_out(self, kind: Kind, workers: list[int]) -> None:
         """Carry out a decision on all replicas."""
-        if head is not None:
-            self._decided += 1
-            self._last_decisions.append(np.frombuffer(head.tobytes(), np.uint8))
-        for replica in self._replicas.values():
+        self._decided, self._step = self._decided + 1, self._step + (kind is Kind.APPLY)
+        for replica in self.replicas.values():
             if kind is Kind.APPLY:
                 replica.apply(workers)
             else:
                 replica.drop(*workers)
-        self._step += kind is Kind.APPLY
 
     def _resume(self) -> None:
-        """Begin to decide, if all living workers have told what they hold."""
+        """Begin to decide, when each living worker has told by a request what it holds."""
+        told = {worker: head for worker, head in reversed(self._early) if worker in self._open}
         is_first = self.lost >= set(range(self._first, self._comm.rank))
-        if self._failure or (is_first and self._open <= self._reports.keys()):
-            if not self._failure:
-                self._make_rule()
+        if self.failure or (is_first and told and len(told) == len(self._open)):
             self._decides = True
+            if not self.failure:
+                self._make_rule(dict(sorted(told.items())))
             early, self._early = self._early, []
             for peer, head in early:
                 self._handle(peer, head)
 
-    def _make_rule(self) -> None:
-        """Make the rule from the reports of the living workers."""
-        reports = {worker: self._reports[worker] for worker in sorted(self._open)}
-        begun = max([int(report["meeting"]) for report in reports.values()], default=0)
-        count = None
-        for worker, report in reports.items():
-            if report["meeting"] == begun > max(each["ended"] for each in reports.values()):
-                self._beginner, count = worker, int(report["count"])
-        self._own.begin(begun)
-        workers, again = {}, {}
-        for worker, report in reports.items():
-            last, number = int(report["push"]), int(report["number"])
-            push = self._own.waiting.get(worker)
-            if push is not None and push.head["push"][0] == last:  # no step has it yet
-                again[worker], number = last, int(push.head["number"][0])
-            workers[worker] = Worker(
-                last=last - (worker in again),
-                pushes=int(report["pushes"]) - (worker in again),
-                step=int(report["step"]),
-                number=None if number < 0 else number,
-                meetings=int(report["ended"]),
-            )
-        applied = self._complete() - {state.number for state in workers.values()}
-        self._rule = Rule(workers, *self._rules, self._step, count, applied)
-        for worker, last in again.items():
-            self._rule.push(worker, last)
+    def _make_rule(self, told: dict[int, Any]) -> None:
+        """Make the rule from the first request of each worker to this server.
 
-    def _complete(self) -> set[int]:
-        """Return numbers of this loop that all servers have applied.
-
-        The last pushes of lost workers may be on some servers alone.
+        The last push of a lost worker may be on some servers alone.  So its number is dealt again.
         """
-        numbers = set(self._own.applied)
-        for replica in self._replicas.values():
-            numbers &= replica.applied if replica.meeting == self.meeting else set()
-            if not self._synchronous:
-                lost = [push for worker, push in replica.pushed.items() if worker in self.lost]
-                numbers -= {int(push.head["number"][0]) for push in lost}
-        return numbers
+        own, workers, count, again = self._own, {}, None, []
+        own.begin(max(int(head["meeting"]) for head in told.values()))
+        meetings = max(own.meeting - 1, *(int(head["ended"]) for head in told.values()))
+        for worker, head in told.items():
+            last, pushes, step, number, ended = (
+                int(head[name]) for name in ("push", "pushes", "step", "number", "ended")
+            )
+            if head["meeting"] > meetings:
+                self._beginner, count = worker, int(head["count"])
+            is_waiting = worker in own.waiting and own.push_of(worker)["push"] == last
+            if is_waiting or head["kind"] == Kind.PUSHED:  # the rule does not have it yet
+                again.append((worker, last))
+                number, last, pushes = int(own.push_of(worker)["number"]), last - 1, pushes - 1
+            workers[worker] = Worker(last, pushes, step, None if number < 0 else number, ended)
+        left = {int(own.push_of(worker)["number"]) for worker in own.pushed if worker not in told}
+        applied = own.applied - left - {state.number for state in workers.values()} - {-1}
+        self._rule = Rule(workers, *self._rules, self._step, meetings, count, applied)
+        for worker, last in again:
+            self._rule.push(worker, last)
 
     # --- replies ---
 
@@ -351,7 +315,7 @@ class Server:
             facts = {"kind": kind, **dealt, "share": self._own.share, "step": self._rule.step}
             facts |= {"staleness": replica.fate[worker], "count": replica.updates}
             head = replica.head if full else self._reply_head
-            write(head, **(self._failure or facts))
+            write(head, **(self.failure or facts))
             if self.lost:
                 head["ranks"][0, list(self.lost)] = True
             message = replica.answer if full else head.view(np.uint8)
@@ -367,10 +331,9 @@ class Server:
             self._look()
 
     def _end_sends(self) -> None:
-        """Forget the sends to other servers that are over."""
+        """Forget the pushes that the next servers have received."""
         for work in [work for work in self._sending if work.done()]:
-            push, _ = self._sending.pop(work)
-            push.sending -= 1
+            self._sending.remove(work)
             with suppress(rr.PeerLostError):  # `_look` finds that server
                 work.wait()
 
@@ -393,15 +356,15 @@ class Server:
                 self._lose_server(rank)
 
     def _lose_server(self, rank: int) -> None:
-        """Go on without a server, or note that a shard is lost with it."""
+        """Go on without a server; note which shards are lost with it."""
         for shard in range(self._servers):
             if not self._chain(shard, self.lost):
-                self._failure = {"kind": Kind.LOST, "rank": self._first + shard}
-        for replica in self._replicas.values():
+                self.failure = {"kind": Kind.LOST, "rank": self._first + shard}
+        for replica in self.replicas.values():
             for worker in replica.chain.lose(rank - self._first):
                 self._pass_on(replica, worker)
         for worker in [w for w, asked in self._asked.items() if asked["kind"] == Kind.HELD]:
             self._reply(worker, kind=Kind.AGAIN)
         if self._copies > 1 and self.lost >= set(range(self._first, self._comm.rank)):
-            for decision in list(self._last_decisions):
+            for decision in list(self._decisions):
                 self._tell_others(decision)
