@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, whole
 from ringreduce.parallel.mismatches import check_alike, check_arrays
 from ringreduce.parallel.reducer import checked_samples
+from ringreduce.parallel.store_chain import chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
@@ -36,9 +37,12 @@ from ringreduce.parallel.store_messages import (
     place,
     write,
 )
-from ringreduce.parallel.store_server import Server, Update
+from ringreduce.parallel.store_replica import Update
+from ringreduce.parallel.store_server import Server
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
+Message = tuple[np.ndarray, int, int]
+"""An array that is sent or received, the other rank, and the tag."""
 
 
 class ParameterStore:
@@ -137,19 +141,26 @@ class ParameterStore:
         self._server: Server | None = None
         self._links: list[_Link] = []
         if self.is_server:
-            shard = self._shards[comm.rank - self.workers]
-            rule = staleness, backup_workers
-            self._server = Server(comm, shard, update, self._slots, servers, *rule)
+            what = self._shards, update, self._slots, replicas
+            self._server = Server(comm, *what, staleness, backup_workers)
         else:
-            self._links = [_Link(comm, self.workers + n, s) for n, s in enumerate(self._shards)]
+            self._links = [_Link(comm, shard) for shard in self._shards]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
         comm.survive_losses(not self.is_server or replicas > 1)
-        self._head, self._reply = (np.zeros(1, self._shards[0].head) for _ in range(2))
+        self._head, self._asks, *self._replies = np.zeros((2 + servers, 1), self._shards[0].head)
+        self._is_synchronous, self._copies = staleness == 0, replicas
         self._pushes = self._discarded = self._sent_bytes = 0
         self._staleness = Counter[int]()
         self._waited_s = 0.0
-        self._lost: tuple[int, ...] = ()
+        self._lost = set[int]()
+        self._heads: dict[int, list[_Link]] = {}
+        self._tails: dict[int, list[_Link]] = {}
+        """Server -> the shards whose pushes it receives, and those that it gives."""
+        self._lose(())
+        self._step = self._ended = self._pushes_before = self._count = 0
+        """The step of the parameters; how many loops of `steps` have ended, and the pushes before;
+        the count of the last loop."""
         self._closed = False
         self._is_settled = True
         """Whether this worker knows what has become of its last push."""
@@ -171,8 +182,8 @@ class ParameterStore:
             for name, like in self._params.items():
                 array = np.ascontiguousarray(arrays[name], like.dtype)
                 value = self._comm.broadcast(array, root=0).reshape(-1)
-                if self._server is not None:
-                    self._server.set(slot, name, value)
+                for replica in self._server.replicas.values() if self._server else ():
+                    replica.fill(slot, name, value)
 
     # --- of all ranks ---
 
@@ -185,7 +196,8 @@ class ParameterStore:
         held = sum(link.nbytes for link in self._links) + self._pulled.nbytes
         staleness = dict(self._staleness)
         made = self._pushes, self._discarded, staleness
-        return StoreStats(*made, self._waited_s, self._sent_bytes, held, self._lost)
+        lost = tuple(sorted(self._lost))
+        return StoreStats(*made, self._waited_s, self._sent_bytes, held, lost)
 
     @property
     def meeting(self) -> int:
@@ -213,9 +225,8 @@ class ParameterStore:
         if self._server is None:
             raise ValueError(f"serve: rank {self._comm.rank} is a worker; servers call serve")
         self._server.serve()
-        for rank in self._server.lost:
-            if rank >= self.workers:
-                raise self._lost_error(rank)
+        if self._server.failure.get("kind") == Kind.LOST:
+            raise self._lost_error(self._server.failure["rank"])
 
     # --- of workers ---
 
@@ -247,20 +258,10 @@ class ParameterStore:
             ['velocity/w', 'w']
         """
         self._check_worker("pull")
-        only = len(self._links) == 1  # then one request is enough
-        if not only:
+        if len(self._links) > 1:
             self._ask(Kind.PULL)
-        with rr.span("pull"), self._waits():
-            write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
-            works = [link.receive_slots(len(self._slots)) for link in self._links if slots]
-            if only:  # these calls have compiled entries
-                self._send(REQUEST, self._links[0])
-                self._comm.recv(self._links[0].answer, self._links[0].rank, DATA)
-            else:
-                works += [link.receive() for link in self._links]
-                works += self._begin_sends()
-            for work in works:
-                work.wait()
+        with rr.span("pull"):
+            self._persist(lambda: self._fetch(slots))
         self._settle_by([link.head[0] for link in self._links])
         found = dict(self._pulled.update())
         for n, slot in enumerate(self._slots if slots else ()):
@@ -307,17 +308,18 @@ class ParameterStore:
                 piece[...] = arrays[name].reshape(-1)[link.shard.pieces[name]]
         self._pushes += 1
         about = {"push": self._pushes, "number": self._turn, "meeting": self._meeting}
-        write(self._head, kind=Kind.PUSH, samples=weight, share=self.share, **about)
-        with rr.span("push"), self._waits():
-            if len(self._links) == 1:  # these calls have compiled entries
-                self._send(REQUEST, self._links[0])
-                self._send(DATA, self._links[0])
-            else:
-                for work in self._begin_sends(DATA):
-                    work.wait()
-                self._head["kind"] = Kind.PUSHED
-                self._send(REQUEST, self._links[0])
+        weights = {"samples": weight, "share": self.share}
+        write(self._head, kind=Kind.PUSH, rank=self._comm.rank, **about, **weights)
+        for link in self._links:
+            link.about.view(np.uint8)[...] = self._head.view(np.uint8)
+            link.about["count"] = link.head["count"]
         self._is_settled, self._has_pushed = False, True
+        with rr.span("push"):
+            heads = self._persist(self._send_push)
+        if heads and not self._is_synchronous:
+            self._settle_by(heads)
+        if len(self._links) > 1:
+            self._persist(lambda: self._send_to_decider(Kind.PUSHED))
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield numbers from 0 to `count` - 1, each to one worker, the one that is ready first.
@@ -378,7 +380,7 @@ class ParameterStore:
             self._check_worker("close")
             self._settle()
         finally:
-            self._tell(Kind.CLOSE, self._links)
+            self._close()
 
     def __enter__(self) -> ParameterStore:
         return self
@@ -387,7 +389,9 @@ class ParameterStore:
         if error is None:
             self.close()
         else:
-            self._tell(Kind.CLOSE, self._links)
+            if isinstance(error, rr.RingReduceError):
+                self._comm.survive_losses(False)
+            self._close()
 
     # --- implementation ---
 
@@ -396,22 +400,24 @@ class ParameterStore:
             self._check_worker("steps")
             if self._turn >= 0:
                 raise ValueError(f"steps: the turn of number {self._turn} has not ended")
-            reply = self._ask(Kind.NUMBER, count=count)
+            self._count = count
+            reply = self._ask(Kind.NUMBER)
             number, self._meeting = int(reply["number"]), int(reply["meeting"])
             self.total = float(reply["share"])
             if number < 0:
+                self._ended, self._pushes_before = self._ended + 1, self._pushes
                 return
             self._turn, self._has_pushed = number, False
             try:
                 yield number
             except GeneratorExit:
                 self._left = ValueError(f"steps: the loop was left in the turn of number {number}")
-                self._tell(Kind.BREAK, self._links[:1])
+                self._break()
                 raise
             finally:
                 self._turn = -1
             if not self._has_pushed:
-                self._tell(Kind.BREAK, self._links[:1])
+                self._break()
                 raise ValueError(f"steps: the turn of number {number} made no push; wanted one")
 
     def _check_worker(self, where: str) -> None:
@@ -446,28 +452,21 @@ class ParameterStore:
     def _settle(self) -> None:
         """Wait until it is known what has become of the last push."""
         if not self._is_settled:
-            self._settle_by([self._ask(Kind.SETTLE, link).copy() for link in self._links])
+            if self._is_synchronous:
+                self._ask(Kind.SETTLE)
+            self._settle_by(self._persist(self._ask_tails))
 
     def _settle_by(self, heads: Sequence[Any]) -> None:
         """Count the last push, of which the heads of replies tell."""
         for head in heads:
             self._check(head)
-        self._lost = tuple(np.flatnonzero(heads[0]["ranks"]).tolist())
+        if heads[0]["ranks"].any():
+            self._lose(np.flatnonzero(heads[0]["ranks"]).tolist())
         if not self._is_settled and heads[0]["staleness"] < 0:
             self._discarded += 1
         elif not self._is_settled:
             self._staleness[max(int(head["staleness"]) for head in heads)] += 1
         self._is_settled = True
-
-    def _ask(self, kind: Kind, link: _Link | None = None, **values: Any) -> Any:
-        """Send a request to a server, by default the deciding one; return the head of its reply."""
-        link = link or self._links[0]
-        write(self._head, kind=kind, **values)
-        with self._waits():
-            self._send(REQUEST, link)
-            self._comm.recv(self._reply.view(np.uint8), link.rank, REPLY)
-        self._check(self._reply[0])
-        return self._reply[0]
 
     def _check(self, head: Any) -> None:
         """Raise the error that a reply tells of."""
@@ -479,70 +478,168 @@ class ParameterStore:
                 f"passes {head['number']}; every worker must pass the same count"
             )
 
-    def _begin_sends(self, *more: int) -> list[rr.Work[Any]]:
-        """Begin to send the head to all servers, with gradients if `more` is DATA.
+    # --- messages ---
 
-        Workers begin with different servers.
-        """
-        first = self._comm.rank % len(self._links)
-        links = self._links[first:] + self._links[:first]
-        return [self._send(tag, link, True) for link in links for tag in (REQUEST, *more)]
+    def _ask(self, kind: Kind) -> Any:
+        """Send a request to the deciding server; return the head of its reply."""
 
-    def _send(self, tag: int, link: _Link, async_op: bool = False) -> Any:
-        message = self._head.view(np.uint8) if tag == REQUEST else link.pushed
+        def ask() -> Any:
+            self._send_to_decider(kind)
+            self._comm.recv(self._replies[0].view(np.uint8), self._decider, REPLY)
+            return self._replies[0][0]
+
+        head = self._persist(ask)
+        self._check(head)
+        self._step = int(head["step"])
+        return head
+
+    def _send_to_decider(self, kind: Kind) -> None:
+        """Send a request, with all that a new deciding server has to know of this worker."""
+        about = {"push": self._pushes, "pushes": self._pushes - self._pushes_before}
+        about |= {"number": -1 if self._has_pushed else self._turn, "meeting": self._meeting}
+        about |= {"ended": self._ended, "count": self._count, "step": self._step}
+        write(self._head, kind=kind, **about)
+        self._send(self._head, self._decider, REQUEST)
+
+    def _send_push(self) -> list[Any]:
+        """Send the last push to the heads; with replicas wait until the tails have it."""
+        if len(self._links) == 1:  # these calls have compiled entries
+            self._send(self._head, self.workers, REQUEST)
+            self._send(self._links[0].pushed, self.workers, DATA)
+            return []
+        self._head["ranks"][0, list(self._lost)] = True
+        sends = []
+        for rank, links in self._heads.items():
+            sends += [(self._head, rank, REQUEST), *((link.pushed, rank, DATA) for link in links)]
+        if self._copies > 1:
+            return self._ask_tails(sends)
+        self._together((), sends)
+        return []
+
+    def _ask_tails(self, sends: Sequence[Message] = ()) -> list[Any]:
+        """Wait until all replicas have the last push; return the heads of the replies."""
+        write(self._asks, kind=Kind.HELD, push=self._pushes)
+        self._asks["ranks"][0, list(self._lost)] = True
+        replies = dict(zip(self._tails, self._replies, strict=False))
+        asks = [(self._asks, rank, REQUEST) for rank in replies]
+        self._together([(reply, rank, REPLY) for rank, reply in replies.items()], [*sends, *asks])
+        for reply in replies.values():
+            if reply["kind"] == Kind.AGAIN:
+                raise rr.PeerLostError("", tuple(np.flatnonzero(reply["ranks"]).tolist()))
+        return [reply[0] for reply in replies.values()]
+
+    def _fetch(self, slots: bool) -> None:
+        """Receive the parameters, and the slots."""
+        only = len(self._links) == 1  # then one request is enough
+        write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
+        if only and not slots:  # these calls have compiled entries
+            self._send(self._head, self.workers, REQUEST)
+            self._comm.recv(self._links[0].answer, self.workers, DATA)
+            return
+        self._head["ranks"][0, list(self._lost)] = True
+        receives = []
+        for rank, links in self._tails.items():
+            receives += [(link.answer, rank, DATA) for link in links]
+            receives += [(link.slots_for(self._slots), rank, SLOTS) for link in links if slots]
+        self._together(receives, [(self._head, rank, REQUEST) for rank in self._tails])
+
+    def _together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
+        """Receive and send; wait until all is over, also where servers are lost."""
+        works, errors = [], []
+        for number, (array, rank, tag) in enumerate([*receives, *sends]):
+            call = self._comm.recv if number < len(receives) else self._comm.send
+            try:
+                works.append(call(array.view(np.uint8), rank, tag, async_op=True))
+            except rr.PeerLostError as error:
+                errors.append(error)
+        for work in works:
+            try:
+                work.wait()
+            except rr.PeerLostError as error:
+                errors.append(error)
+        self._sent_bytes += sum(message.nbytes for message, _, _ in sends)
+        if errors:
+            errors[0].ranks = tuple(rank for error in errors for rank in error.ranks)
+            raise errors[0]
+
+    def _send(self, message: np.ndarray, rank: int, tag: int) -> None:
         self._sent_bytes += message.nbytes
-        if async_op:
-            return self._comm.send(message, link.rank, tag, async_op=True)
-        return self._comm.send(message, link.rank, tag)  # compiled
+        self._comm.send(message.view(np.uint8), rank, tag)
 
-    @contextmanager
-    def _waits(self) -> Iterator[None]:
-        """Measure the time in which this worker waits; let the error name what is lost."""
+    def _break(self) -> None:
+        """Give the number of the present turn back."""
+        if not self._closed:
+            with suppress(rr.RingReduceError):
+                self._send_to_decider(Kind.BREAK)
+
+    def _close(self) -> None:
+        """Tell the servers that this worker takes part no more."""
+        for rank in () if self._closed or self.is_server else range(self.workers, self._comm.size):
+            write(self._head, kind=Kind.CLOSE)
+            with suppress(rr.RingReduceError):
+                self._send(self._head, rank, REQUEST)
+        self._closed = True
+
+    # --- losses ---
+
+    def _persist(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns; make it again when a server is lost that others replace."""
         begin = time.perf_counter()
         try:
-            yield
-        except rr.PeerLostError as error:
-            if not error.ranks:
-                raise  # this rank has left the communicator
-            raise self._lost_error(*error.ranks) from error
+            while True:
+                try:
+                    return make()
+                except rr.PeerLostError as error:
+                    if not error.ranks:
+                        raise  # this rank has left the communicator
+                    self._lose(error.ranks)
         finally:
             self._waited_s += time.perf_counter() - begin
 
+    def _lose(self, ranks: Sequence[int]) -> None:
+        """Note lost ranks, and find the deciding server, and the head and tail of each shard.
+
+        Raises PeerLostError if no server has a shard any more.
+        """
+        self._lost.update(ranks)
+        count, lost = len(self._shards), {rank - self.workers for rank in self._lost}
+        chains = [chain_of(shard, count, self._copies, lost) for shard in range(count)]
+        if [] in chains:
+            raise self._lost_error(self.workers + chains.index([]))
+        self._decider = self.workers + min(set(range(count)) - lost)
+        self._heads, self._tails = {}, {}
+        first = self._comm.rank % count  # workers begin with different servers
+        for server in [*range(first, count), *range(first)]:
+            for end, found in (0, self._heads), (-1, self._tails):
+                links = [link for n, link in enumerate(self._links) if chains[n][end] == server]
+                found |= {self.workers + server: links} if links else {}
+
     def _lost_error(self, rank: int) -> rr.PeerLostError:
         names = ", ".join(map(repr, self._shards[rank - self.workers].pieces)) or "no variable"
-        self._lost = tuple(sorted({*self._lost, rank}))
+        self._lost.add(rank)
         text = f"rank {rank}, a server, is lost, and with it its part of {names}"
         return rr.PeerLostError(text, (rank,))
 
-    def _tell(self, kind: Kind, links: Sequence[_Link]) -> None:
-        """Tell servers, of which some may be lost, that this worker breaks off, or closes."""
-        write(self._head, kind=kind)
-        for link in () if self._closed else links:
-            with suppress(rr.RingReduceError):
-                self._send(REQUEST, link)
-        self._closed |= kind is Kind.CLOSE
-
 
 class _Link:
-    """A worker's messages to and from one server."""
+    """A worker's messages with the gradients and the parameters of one shard."""
 
-    def __init__(self, comm: rr.Communicator, rank: int, shard: Shard) -> None:
-        self._comm, self.rank, self.shard = comm, rank, shard
+    def __init__(self, comm: rr.Communicator, shard: Shard) -> None:
+        self.shard = shard
         self.pushed, self.answer = (comm.empty((shard.nbytes,), np.uint8) for _ in range(2))
         self.gradients, self.pulled = shard.views(self.pushed), shard.views(self.answer)
-        self.head = shard.head_in(self.answer)
+        self.about, self.head = shard.head_in(self.pushed), shard.head_in(self.answer)
+        write(self.head)
         self._slots = np.empty((0, 0), np.uint8)
 
     @property
     def nbytes(self) -> int:
         return self.pushed.nbytes + self.answer.nbytes + self._slots.nbytes
 
-    def receive(self) -> Any:
-        return self._comm.recv(self.answer, self.rank, DATA, async_op=True)
-
-    def receive_slots(self, count: int) -> Any:
-        self._slots = np.empty((count, self.shard.nbytes), np.uint8)
-        return self._comm.recv(self._slots, self.rank, SLOTS, async_op=True)
+    def slots_for(self, slots: Sequence[str]) -> np.ndarray:
+        """Return the message in which to receive the slots."""
+        self._slots = np.empty((len(slots), self.shard.nbytes), np.uint8)
+        return self._slots
 
     def slots_of(self, number: int) -> Views:
         return self.shard.views(self._slots[number])

@@ -22,10 +22,11 @@ Views = dict[str, np.ndarray]
 class Kind(IntEnum):
     """What a head asks for, or answers."""
 
-    PUSH = auto()  # gradients follow
+    PUSH = auto()  # gradients follow, of a worker or of the server before in the chain
     PUSHED = auto()  # all servers have received them; not sent to the only server
     PULL = auto()  # may this worker go on?  The only server answers by its parameters
     SETTLE = auto()  # what has become of the last push?
+    HELD = auto()  # do all replicas have the last push?
     FETCH = auto()  # the parameters, now
     NUMBER = auto()  # the next number of `steps`
     BREAK = auto()  # the worker has left the loop of `steps`
@@ -33,23 +34,29 @@ class Kind(IntEnum):
     APPLY = auto()  # to other servers: the pushes of these workers are an update
     DROP = auto()
     DONE = auto()  # a reply
+    AGAIN = auto()  # a reply: servers were lost, and perhaps the push with them
     LOST = auto()  # a reply: server `rank` is lost
     DIFFERENT = auto()  # a reply: `rank` calls `steps` with `number`, `other` with `count`
 
 
 def head_of(ranks: int) -> np.dtype[Any]:
     """Return the dtype of a head in a job of this many ranks."""
-    whole = ("kind", "rank", "push", "number", "meeting", "staleness", "slots", "other", "count")
-    fields: list[Any] = [(name, np.int64) for name in whole]
+    whole = "kind rank push number meeting staleness slots other count shard step ended pushes"
+    fields: list[Any] = [(name, np.int64) for name in whole.split()]
     fields += [(name, np.float64) for name in ("samples", "share")]
     return np.dtype([*fields, ("ranks", np.bool_, (ranks,))])
 
 
 def write(head: np.ndarray, **values: Any) -> None:
     """Write the fields of a head; the others are 0."""
-    head[...] = np.zeros((), head.dtype)
+    head.view(np.uint8).fill(0)
     for name, value in values.items():
         head[name] = value
+
+
+def kept(head: Any) -> Any:
+    """Return a copy of a head.  NumPy's own copy takes five times as long."""
+    return np.frombuffer(head.tobytes(), head.dtype)[0]
 
 
 @dataclass(frozen=True)

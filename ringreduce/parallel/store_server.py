@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.store_chain import Chain, chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
@@ -18,80 +20,79 @@ from ringreduce.parallel.store_messages import (
     Kind,
     Shard,
     StoreStats,
-    Views,
+    kept,
     write,
 )
+from ringreduce.parallel.store_replica import Replica, Update
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 
-Update = Callable[[np.ndarray, tuple[np.ndarray, ...], np.ndarray, int, int], None]
+_LOOK_S = 0.1
+"""Seconds between two looks at whether the other ranks live."""
 
 
 class Server:
-    """A server's shard of the variables, and the pushes that it has received.
+    """The replicas on one server, and what the workers ask of them.
 
-    The deciding server, the first, runs the `Rule`.  In synchronous steps it tells the other
-    servers which pushes are an update; otherwise each push is one.
+    The deciding server, the first that lives, runs the `Rule`.  In synchronous steps it tells the
+    other servers which pushes are an update; otherwise each push is one.  Servers send each other
+    decisions in the order of their ranks, and never wait for each other with anything else.  So of
+    the living servers the first knows each decision that another one knows, and can go on when the
+    deciding one is lost.
     """
 
     def __init__(
         self,
         comm: rr.Communicator,
-        shard: Shard,
+        shards: Sequence[Shard],
         update: Update,
         slots: Sequence[str],
-        servers: int,
+        replicas: int,
         staleness: int | None,
         backup_workers: int,
     ) -> None:
-        self._comm, self._update, self.shard = comm, update, shard
-        self._first = comm.size - servers
-        """The deciding server; smaller ranks are workers."""
-        self._alone, self._decides = servers == 1, shard.server == 0
+        self._comm, self._servers, self._copies = comm, len(shards), replicas
+        self._first = comm.size - len(shards)
+        """The first server; smaller ranks are workers."""
+        self._server = server = comm.rank - self._first
+        self._alone, self._decides = len(shards) == 1, server == 0
         self._synchronous = staleness == 0
+        self.replicas: dict[int, Replica] = {}
+        """Shard -> what this server has of it."""
+        for shard in sorted((server - place) % len(shards) for place in range(replicas)):
+            chain = Chain(server, shard, len(shards), replicas)
+            self.replicas[shard] = Replica(comm, shards[shard], update, slots, chain)
+        self._own = self.replicas[server]
         workers = {rank: Worker() for rank in range(self._first)}
-        self._rule = Rule(workers, staleness, backup_workers)
+        self._rules = staleness, backup_workers
+        self._rule = Rule(workers, *self._rules)
         self._open = set(workers)
-        self._answer = comm.empty((shard.nbytes,), np.uint8)
-        """The reply with parameters, which lie in it."""
-        self._slots = comm.empty((len(slots), shard.nbytes), np.uint8)
-        self._slots[...] = 0
-        self._parameters = shard.views(self._answer)
-        self._slot_views = dict(zip(slots, map(shard.views, self._slots), strict=True))
-        self._head_of_answer = shard.head_in(self._answer)
-        self._request, self._reply_head = (np.zeros(1, shard.head) for _ in range(2))
-        self._pushed: dict[int, np.ndarray] = {}
-        """Worker -> the message with its gradients."""
-        self._waiting: dict[int, np.ndarray] = {}
-        """Worker -> the head of its last push, which is neither applied nor dropped."""
-        self._asked: dict[int, np.ndarray] = {}
+        head = shards[0].head
+        self._request, self._reply_head = np.zeros(1, head), np.zeros(1, head)
+        self._asked: dict[int, Any] = {}
         """Worker -> the head of its request, which is not answered."""
-        self._fate = Counter[int]()
-        """Worker -> staleness of its last push here; -1: it was dropped."""
-        self._updates = 0
-        self._pulled_at = Counter[int]()
-        """Worker -> number of updates at its last pull."""
-        self.meeting, self._beginner = 0, 0
-        """How many loops of `steps` have begun, and which worker began the last."""
-        self._applied = set[int]()
-        """The numbers of this loop that were applied."""
-        self._share = 0.0
-        """The sum of `share` over the pushes that were applied in this loop."""
-        self._failure: dict[str, Any] = {}
-        """What every reply says once a server is lost, or counts of `steps` differ."""
-        self._pushes = self._discarded = self._sent_bytes = 0
-        self._staleness = Counter[int]()
-        self._waited_s = 0.0
+        self._beginner = 0
+        """The worker that began the last loop of `steps`."""
+        self._decided = self._step = 0
+        """How many decisions this server has carried out, and how many of them were updates."""
+        self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
+        """The last ones.  All servers have those before: all but one push a worker are settled."""
+        self._early: list[tuple[int, Any]] = []
+        """Requests that have come to the next deciding server."""
+        self._sending: list[rr.Work[Any]] = []
+        """Pushes that are on their way to other servers."""
+        self.failure: dict[str, Any] = {}
+        """What every reply says once a shard is lost, or counts of `steps` differ."""
+        self._sent_bytes, self._waited_s, self._looked_at = 0, 0.0, 0.0
         self.lost = set[int]()
 
-    def set(self, slot: str, name: str, flat: np.ndarray) -> None:
-        """Set the piece of a variable, or of one of its slots, from the flat variable."""
-        views: Views = self._slot_views[slot] if slot else self._parameters
-        if name in views:
-            views[name][...] = flat[self.shard.pieces[name]]
+    @property
+    def meeting(self) -> int:
+        """How many loops of `steps` have begun."""
+        return self._own.meeting
 
     def stats(self) -> StoreStats:
-        held = sum(each.nbytes for each in (self._answer, self._slots, *self._pushed.values()))
-        made = self._pushes, self._discarded, dict(self._staleness)
+        own, held = self._own, sum(replica.nbytes for replica in self.replicas.values())
+        made = own.pushes, own.discarded, dict(own.staleness)
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, tuple(sorted(self.lost)))
 
     def serve(self) -> None:
@@ -102,16 +103,19 @@ class Server:
                 peer = self._comm.probe(REQUEST)  # compiled
             except (rr.PeerLostError, rr.PeerTimeoutError):
                 peer = None
-            self._waited_s += time.perf_counter() - begin
+            now = time.perf_counter()
+            self._waited_s += now - begin
             try:
-                if peer is None:
-                    self._look()
-                else:
+                self._end_sends()
+                if peer is not None:
                     self._comm.recv(self._request.view(np.uint8), peer, REQUEST)
                     self._handle(peer, self._request[0])
+                if peer is None or now > self._looked_at + _LOOK_S:
+                    self._looked_at = now
+                    self._look()
                 self._decide()
-            except rr.PeerLostError as error:
-                self._lose(*error.ranks)
+            except rr.PeerLostError:
+                self._look()
         self._look()
 
     # --- requests ---
@@ -122,142 +126,216 @@ class Server:
             return
         if kind is Kind.PUSH:
             self._receive(peer, head)
+        elif kind is Kind.CLOSE:
+            self._open.discard(peer)
+            self._rule.leave(peer)
+        elif kind in (Kind.APPLY, Kind.DROP):
+            if head["push"] > self._decided:  # else another server has told it
+                self._decisions.append(np.frombuffer(head.tobytes(), np.uint8))
+                self._carry_out(kind, np.flatnonzero(head["ranks"]).tolist())
+        elif kind is Kind.FETCH:
+            self._asked[peer] = kept(head)
+            self._reply(peer)
+        elif kind is Kind.HELD:
+            self._asked[peer] = kept(head)
+            if any(rank >= self._first and not head["ranks"][rank] for rank in self.lost):
+                self._reply(peer, kind=Kind.AGAIN)
+            else:
+                self._acknowledge(peer)
+        elif self._copies > 1 and not (self._decides or self.failure):
+            self._early.append((peer, kept(head)))
         elif kind is Kind.PUSHED:
             self._rule.push(peer, int(head["push"]))
         elif kind is Kind.BREAK:
             self._rule.break_off(peer)
-        elif kind is Kind.CLOSE:
-            self._open.discard(peer)
-            self._rule.leave(peer)
-        elif kind is Kind.APPLY:
-            self._apply(np.flatnonzero(head["ranks"]).tolist())
-        elif kind is Kind.DROP:
-            self._drop(int(head["rank"]))
         else:
-            self._asked[peer] = head.copy()
+            self._asked[peer] = kept(head)
             if kind is Kind.NUMBER:
                 self._meet(peer, int(head["count"]))
-            elif self._decides and (
-                kind is Kind.PULL or (self._synchronous and kind is Kind.SETTLE)
-            ):
+            elif self._decides and (kind is Kind.PULL or self._synchronous):
                 self._rule.pull(peer)
             else:
                 self._reply(peer)
 
-    def _receive(self, worker: int, head: Any) -> None:
-        """Receive a push; outside of synchronous steps apply it, unless this server decides."""
-        self._waiting[worker] = head.copy()
-        if worker not in self._pushed:
-            self._pushed[worker] = self._comm.empty((self.shard.nbytes,), np.uint8)
-        self._comm.recv(self._pushed[worker], worker, DATA)
+    def _receive(self, peer: int, head: Any) -> None:
+        """Receive a push from a worker or a server, and outside of synchronous steps apply it."""
+        replicas = self._at(0, head) if peer < self._first else [self.replicas[int(head["shard"])]]
+        for replica in replicas:
+            worker = replica.receive(peer)
+            if worker is not None:
+                self._pass_on(replica, worker)
+                if not self._synchronous:
+                    replica.apply([worker])
+                self._acknowledge(worker)
         if self._alone:
-            self._rule.push(worker, int(head["push"]))
-        elif not self._decides:
-            self._begin(int(head["meeting"]))
-            is_over = head["meeting"] < self.meeting and head["number"] >= 0  # of a lost worker
-            if not (self._synchronous or is_over):
-                self._apply([worker])
+            self._rule.push(peer, int(head["push"]))
+
+    def _at(self, place: int, head: Any) -> list[Replica]:
+        """Return the replicas with this place in their chain, as far as a worker knows."""
+        if self._copies == 1:
+            return [self._own]
+        lost = set(np.flatnonzero(head["ranks"]).tolist())
+        return [r for n, r in self.replicas.items() if self._chain(n, lost)[place] == self._server]
+
+    def _chain(self, shard: int, lost: set[int]) -> list[int]:
+        return chain_of(shard, self._servers, self._copies, {rank - self._first for rank in lost})
+
+    def _pass_on(self, replica: Replica, worker: int) -> None:
+        """Send the last push of a worker to the next server, without waiting for that one."""
+        successor = replica.chain.successor
+        if successor is None:
+            return
+        head = self._reply_head.copy()
+        write(head, kind=Kind.PUSH, shard=replica.shard.server)
+        try:
+            for message, tag in ((head.view(np.uint8), REQUEST), (replica.pushed[worker], DATA)):
+                work = self._comm.send(message, self._first + successor, tag, async_op=True)
+                self._sending.append(work)
+                self._sent_bytes += message.nbytes
+        except rr.PeerLostError:
+            self._look()
+
+    def _acknowledge(self, worker: int) -> None:
+        """Answer a worker that asks whether the replicas have its last push, if they have it."""
+        asked = self._asked.get(worker)
+        if asked is not None and asked["kind"] == Kind.HELD:
+            id = int(asked["push"])
+            if all(replica.chain.has(worker, id) for replica in self._at(-1, asked)):
+                self._reply(worker)
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
-        if self._failure:
+        if self.failure:
             return
         ended = self._rule.workers[worker].meetings
         if ended == self.meeting:
-            self._begin(self.meeting + 1)
+            self._own.begin(self.meeting + 1)
             self._beginner = worker
         elif ended == self.meeting - 1 and self._rule.count not in (None, count):
             differ = {"rank": self._beginner, "number": self._rule.count}
-            self._failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
+            self.failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
             return
         self._rule.steps(worker, count)
-
-    def _begin(self, meeting: int) -> None:
-        """Begin to count the numbers of a loop of `steps`, if it is a new one."""
-        if meeting > self.meeting:
-            self.meeting, self._share = meeting, 0.0
-            self._applied.clear()
 
     # --- decisions ---
 
     def _decide(self) -> None:
         """Do what the rule has decided."""
+        if self._copies > 1 and not self._decides:
+            self._resume()
         for decision in self._rule.decisions() if self._decides else ():
             if isinstance(decision, Apply):
-                workers = [worker for worker, _, _ in decision.pushes]
-                self._tell(Kind.APPLY, workers)
-                self._apply(workers)
+                self._tell(Kind.APPLY, [worker for worker, _, _ in decision.pushes])
             elif isinstance(decision, Discard):
                 self._tell(Kind.DROP, [decision.worker])
-                self._drop(decision.worker)
             elif isinstance(decision, Go):
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
                 self._reply(decision.worker, decision.number)
-        for worker in list(self._asked) if self._failure else ():
+        for worker in list(self._asked) if self.failure else ():
             self._reply(worker)
 
     def _tell(self, kind: Kind, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
-        tells = self._synchronous and self._open  # else servers may have closed
-        for server in range(self._first + 1, self._comm.size) if tells else ():
-            write(self._reply_head, kind=kind, rank=workers[0])
-            self._reply_head["ranks"][0, workers] = True
-            self._send(self._reply_head.view(np.uint8), server, REQUEST)
+        if self._synchronous and not self._alone:  # else each push is an update
+            head = self._reply_head.copy()
+            write(head, kind=kind, push=self._decided + 1)
+            head["ranks"][0, workers] = True
+            self._decisions.append(head.view(np.uint8))
+            self._tell_others(self._decisions[-1])
+        if self._synchronous:
+            self._carry_out(kind, workers)
 
-    def _apply(self, workers: Sequence[int]) -> None:
-        """Make one update of the pushes of some workers, in the order of their ranks."""
-        heads = {worker: self._waiting.pop(worker) for worker in sorted(workers)}
-        numbers = {int(head["number"]) for head in heads.values()}
-        if numbers & self._applied:
-            return  # the number of a lost worker that was dealt again
-        self._applied |= numbers - {-1}
-        for worker, head in heads.items():
-            self._fate[worker] = self._updates - self._pulled_at[worker]
-            self._staleness[self._fate[worker]] += 1
-            self._share += float(head["share"])
-        self._pushes += len(heads)
-        staleness = max(self._fate[worker] for worker in heads)
-        number = max(numbers - {-1}, default=self._updates)
-        weights = [float(head["samples"]) for head in heads.values()]
-        parts = [self.shard.views(self._pushed[w]) for w in heads]
-        with rr.span("update"):
-            for name, parameters in self._parameters.items():
-                gradient = _mean([part[name] for part in parts], weights)
-                slots = tuple([views[name] for views in self._slot_views.values()])
-                self._update(parameters, slots, gradient, staleness, number)
-        self._updates += 1
+    def _tell_others(self, decision: np.ndarray) -> None:
+        """Send a decision to the other servers, in the order of their ranks."""
+        for rank in range(self._first, self._comm.size) if self._open else ():
+            if rank != self._comm.rank and rank not in self.lost:
+                self._send(decision, rank, REQUEST)
 
-    def _drop(self, worker: int) -> None:
-        self._waiting.pop(worker)
-        self._fate[worker] = -1
-        self._discarded += 1
+    def _carry_out(self, kind: Kind, workers: list[int]) -> None:
+        """Carry out a decision on all replicas."""
+        self._decided, self._step = self._decided + 1, self._step + (kind is Kind.APPLY)
+        for replica in self.replicas.values():
+            if kind is Kind.APPLY:
+                replica.apply(workers)
+            else:
+                replica.drop(*workers)
+
+    def _resume(self) -> None:
+        """Begin to decide, when each living worker has told by a request what it holds."""
+        told = {worker: head for worker, head in reversed(self._early) if worker in self._open}
+        is_first = self.lost >= set(range(self._first, self._comm.rank))
+        if self.failure or (is_first and told and len(told) == len(self._open)):
+            self._decides = True
+            if not self.failure:
+                self._make_rule(dict(sorted(told.items())))
+            early, self._early = self._early, []
+            for peer, head in early:
+                self._handle(peer, head)
+
+    def _make_rule(self, told: dict[int, Any]) -> None:
+        """Make the rule from the first request of each worker to this server.
+
+        The last push of a lost worker may be on some servers alone.  So its number is dealt again.
+        """
+        own, workers, count, again = self._own, {}, None, []
+        own.begin(max(int(head["meeting"]) for head in told.values()))
+        meetings = max(own.meeting - 1, *(int(head["ended"]) for head in told.values()))
+        for worker, head in told.items():
+            last, pushes, step, number, ended = (
+                int(head[name]) for name in ("push", "pushes", "step", "number", "ended")
+            )
+            if head["meeting"] > meetings:
+                self._beginner, count = worker, int(head["count"])
+            is_waiting = worker in own.waiting and own.push_of(worker)["push"] == last
+            if is_waiting or head["kind"] == Kind.PUSHED:  # the rule does not have it yet
+                again.append((worker, last))
+                number, last, pushes = int(own.push_of(worker)["number"]), last - 1, pushes - 1
+            workers[worker] = Worker(last, pushes, step, None if number < 0 else number, ended)
+        left = {int(own.push_of(worker)["number"]) for worker in own.pushed if worker not in told}
+        applied = own.applied - left - {state.number for state in workers.values()} - {-1}
+        self._rule = Rule(workers, *self._rules, self._step, meetings, count, applied)
+        for worker, last in again:
+            self._rule.push(worker, last)
 
     # --- replies ---
 
-    def _reply(self, worker: int, number: int | None = None) -> None:
+    def _reply(self, worker: int, number: int | None = None, kind: Kind = Kind.DONE) -> None:
         """Answer the request of a worker; `number` is the one that is dealt to it."""
         asked = self._asked.pop(worker, None)
         if asked is None:
             return  # it was answered by the failure
         full = asked["kind"] == Kind.FETCH or (asked["kind"] == Kind.PULL and self._alone)
-        head = self._head_of_answer if full else self._reply_head
+        of_tails = full or asked["kind"] == Kind.HELD
+        replicas = self._at(-1, asked) if of_tails else [self._own]
+        if not full:
+            replicas = [max(replicas, key=lambda replica: replica.fate[worker])]
         dealt = {"number": -1 if number is None else number, "meeting": self.meeting}
-        facts = {"kind": Kind.DONE, **dealt, "share": self._share, "staleness": self._fate[worker]}
-        write(head, **(self._failure or facts))
-        head["ranks"][0, list(self.lost)] = True
-        if full:
-            self._pulled_at[worker] = self._updates
-        self._send(self._answer if full else head.view(np.uint8), worker, DATA if full else REPLY)
-        if asked["slots"]:
-            self._send(self._slots, worker, SLOTS)
+        for replica in replicas:
+            facts = {"kind": kind, **dealt, "share": self._own.share, "step": self._rule.step}
+            facts |= {"staleness": replica.fate[worker], "count": replica.updates}
+            head = replica.head if full else self._reply_head
+            write(head, **(self.failure or facts))
+            if self.lost:
+                head["ranks"][0, list(self.lost)] = True
+            message = replica.answer if full else head.view(np.uint8)
+            self._send(message, worker, DATA if full else REPLY)
+            if asked["slots"]:
+                self._send(replica.slots, worker, SLOTS)
 
     def _send(self, message: np.ndarray, peer: int, tag: int) -> None:
         try:
             self._comm.send(message, peer, tag)
             self._sent_bytes += message.nbytes
-        except rr.PeerLostError as error:
-            self._lose(*error.ranks)
+        except rr.PeerLostError:
+            self._look()
+
+    def _end_sends(self) -> None:
+        """Forget the pushes that the next servers have received."""
+        for work in [work for work in self._sending if work.done()]:
+            self._sending.remove(work)
+            with suppress(rr.PeerLostError):  # `_look` finds that server
+                work.wait()
 
     # --- losses ---
 
@@ -269,22 +347,24 @@ class Server:
     def _lose(self, *ranks: int) -> None:
         """Go on without these ranks."""
         for rank in set(ranks) - self.lost:
+            self.lost.add(rank)
             if rank in self._open:
                 self._open.discard(rank)
                 self._asked.pop(rank, None)
                 self._rule.leave(rank)
             elif rank >= self._first:
-                self._failure = {"kind": Kind.LOST, "rank": rank}
-            self.lost.add(rank)
+                self._lose_server(rank)
 
-
-def _mean(parts: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """Return the weighted mean of gradients; 16-bit floats are added up in float32."""
-    if len(parts) == 1:
-        return parts[0]
-    wide = np.promote_types(parts[0].dtype, np.float32)
-    all_weights, mean = sum(weights) or 1.0, np.zeros(len(parts[0]), wide)
-    for part, weight in zip(parts, weights, strict=True):
-        mean += part.astype(wide, copy=False) * wide.type(weight / all_weights)
-    rounded: np.ndarray = mean.astype(parts[0].dtype, copy=False)
-    return rounded
+    def _lose_server(self, rank: int) -> None:
+        """Go on without a server; note which shards are lost with it."""
+        for shard in range(self._servers):
+            if not self._chain(shard, self.lost):
+                self.failure = {"kind": Kind.LOST, "rank": self._first + shard}
+        for replica in self.replicas.values():
+            for worker in replica.chain.lose(rank - self._first):
+                self._pass_on(replica, worker)
+        for worker in [w for w, asked in self._asked.items() if asked["kind"] == Kind.HELD]:
+            self._reply(worker, kind=Kind.AGAIN)
+        if self._copies > 1 and self.lost >= set(range(self._first, self._comm.rank)):
+            for decision in list(self._decisions):
+                self._tell_others(decision)
