@@ -99,7 +99,7 @@ def size_text(nbytes: int) -> str:
     """Write a size: 8 B, 64 KiB, 1.5 MiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
-            return f"{nbytes / size:.4g} {unit}"
+            return f"{nbytes / size:.5g} {unit}"
     return f"{nbytes} B"
 
 
