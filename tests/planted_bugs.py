@@ -51,6 +51,7 @@ _MEMBERS = ("tests/recovery/test_membership.py", "tests/recovery/test_plans.py")
 _SUPERVISOR = ("tests/recovery/test_supervisor.py",)
 _MESSAGES = ("tests/point_to_point/test_messages.py", "tests/point_to_point/test_messages_mpi.py")
 _SHARDED = ("tests/parallel/test_sharded_parallel.py",)
+_STORE = ("tests/parallel/test_parameter_store.py",)
 _TORCH = ("tests/torch/test_backend.py::test_a_check_holds",)
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _BY_FILE = {
@@ -116,6 +117,13 @@ _BY_FILE = {
     "parallel/sharded_parallel.py": _SHARDED,
     "parallel/stage_messages.py": ("tests/parallel/test_pipeline_parallel.py",),
     "parallel/stages.py": ("tests/parallel/test_pipeline_parallel.py",),
+    "parallel/store_rule.py": ("tests/parallel/test_store_rule.py",),
+    "parallel/store_chain.py": (
+        "tests/parallel/test_store_chain.py",
+        "tests/parallel/test_store_replicas.py",
+    ),
+    "parallel/store_server.py": _STORE,
+    "parallel/store_messages.py": _STORE,
 }
 _FIRST = {
     **dict.fromkeys(
