@@ -679,7 +679,7 @@ class Endpoint:
         with self.lock:
             if self._ended is None:
                 self._ended = error
-                if reason and self._state != CLOSED:
+                if reason and self._state != CLOSED:  # else it has closed in good order
                     self._announce(CLOSED, reason)
                 for peer, pair in self._pairs.items():
                     self.road.set_quiet(peer, False)

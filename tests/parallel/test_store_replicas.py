@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -129,3 +130,22 @@ def test_a_job_without_mpi_goes_on_when_a_rank_is_killed(tmp_path, staleness, vi
     assert "killed_at" in done.results[killed]
     assert all(found["lost"] == [killed] for found in living)
     assert all(found.get("wrong", []) == [] for found in living)
+
+
+def test_a_rank_that_closes_after_a_loss_is_not_lost_itself():
+    closed, found = threading.Event(), []
+
+    def program(comm):
+        comm.survive_losses(True)
+        if comm.rank == 2:
+            leave(comm)
+        elif comm.rank == 0:
+            comm.close()
+            closed.set()
+        else:
+            closed.wait(120)
+            found.append(comm.lost_peers())
+
+    with pytest.raises(KeyError, match="gone"):
+        rr.spawn(program, 3, timeout_s=120)
+    assert found == [{2}]
