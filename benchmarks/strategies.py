@@ -2,6 +2,7 @@
 
     ringreduce run -n 4 -m benchmarks.strategies local_sgd [--seeds 10]
     ringreduce run -n 5 -m benchmarks.strategies (equal | machines | slow | jitter | stale)
+    ringreduce run -n 2 -m benchmarks.strategies push_pull
 
 ``local_sgd`` trains the digits with several seeds: by replicas that add up their gradients in every
 step, and by replicas that average their weights every 8 steps and every 32.  A row has the mean,
@@ -12,6 +13,9 @@ beside one device, in float64.  In ``machines``, ``slow`` and ``jitter`` one dev
 a batch, and four ranks compute their shares: alike, one four times slower, or all unevenly.
 ``stale`` has the accuracy of workers that do not wait, over several seeds.
 
+``push_pull`` is one worker that pushes all parameters to a server and pulls them, beside MPI's
+Accumulate and Get, in turns.  Times are the least of ten turns.
+
 Writes rows to ``bench_results/strategies.jsonl``.
 """
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -133,6 +138,65 @@ def stale(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
         yield {"name": name, **facts, "staleness_mean": record["staleness_mean"]}
 
 
+def push_pull(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each size.  Collective, on two ranks."""
+    for kib, times in ((38, 1000), (1024, 100), (16384, 10)):
+        count, found = kib * 256, []
+        for _ in range(10):
+            found.append((_by_store(comm, count, times), _by_mpi(comm, count, times)))
+        ours, theirs = (min(each) for each in zip(*found, strict=True))
+        row = {"name": f"push_pull {kib} KiB", "us": round(1e6 * ours, 1)}
+        yield row | {"mpi_us": round(1e6 * theirs, 1), "of_mpi": round(theirs / max(ours, 1e-9), 3)}
+
+
+def _by_store(comm: rr.Communicator, count: int, times: int) -> float:
+    """Return the seconds of a push and a pull; 0 on the server."""
+
+    def update(parameters: Any, slots: Any, gradient: Any, staleness: int, number: int) -> None:
+        parameters += gradient
+
+    params, gradients = {"w": np.zeros(count, np.float32)}, {"w": np.ones(count, np.float32)}
+    with rr.train.ParameterStore(comm, params, update, staleness=None) as store:
+        if store.is_server:
+            store.serve()
+            return 0.0
+        for made in range(2 * times):
+            if made == times:  # the memory is warm
+                begin = time.perf_counter()
+            store.push(gradients)
+            pulled = store.pull()["w"]
+        seconds = (time.perf_counter() - begin) / times
+        assert (pulled == 2 * times).all()
+    return seconds
+
+
+def _by_mpi(comm: rr.Communicator, count: int, times: int) -> float:
+    """Return the seconds of an Accumulate and a Get; 0 on rank 1, which has the memory."""
+    from mpi4py import MPI
+
+    window = MPI.Win.Allocate(4 * count * (comm.rank == 1), 4, comm=MPI.COMM_WORLD)
+    if comm.rank == 1:
+        np.frombuffer(window.tomemory(), np.float32)[:] = 0
+    comm.barrier()
+    seconds = 0.0
+    if comm.rank == 0:
+        gradient, pulled = np.ones(count, np.float32), np.empty(count, np.float32)
+        window.Lock(1)
+        for made in range(2 * times):
+            if made == times:
+                begin = time.perf_counter()
+            window.Accumulate(gradient, 1, op=MPI.SUM)
+            window.Flush(1)
+            window.Get(pulled, 1)
+            window.Flush(1)
+        seconds = (time.perf_counter() - begin) / times
+        window.Unlock(1)
+        assert (pulled == 2 * times).all()
+    comm.barrier()
+    window.Free()
+    return seconds
+
+
 CASES: dict[str, Callable[[rr.Communicator, int], Iterator[dict[str, Any]]]] = {
     "local_sgd": local_sgd,
     "equal": equal,
@@ -140,6 +204,7 @@ CASES: dict[str, Callable[[rr.Communicator, int], Iterator[dict[str, Any]]]] = {
     "slow": slow,
     "jitter": jitter,
     "stale": stale,
+    "push_pull": push_pull,
 }
 
 
