@@ -20,7 +20,7 @@ from ringreduce.shm.mail_entry import ENTRY_WORDS, KNOWN_WORDS, WAYS, MailEntry
 from ringreduce.shm.mailbox import Answer, Channel, Counts, Offer, RankState
 from ringreduce.shm.segments import Segments
 
-_SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 4)
+_SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (20_000, 2), (20, 4)
 """(polls, further polls after a yield of the core each) until a function returns to Python.
 
 The first pair is for ranks with a core each, the second for ranks that share cores.
