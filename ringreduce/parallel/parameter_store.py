@@ -576,6 +576,7 @@ class ParameterStore:
         """Tell the servers that this worker takes part no more."""
         for rank in () if self._closed or self.is_server else range(self.workers, self._comm.size):
             write(self._head, kind=Kind.CLOSE)
+            self._head["ranks"][0, list(self._lost)] = True
             with suppress(rr.RingReduceError):
                 self._send(self._head, rank, REQUEST)
         self._closed = True

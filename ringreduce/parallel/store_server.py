@@ -116,7 +116,6 @@ class Server:
                 self._decide()
             except rr.PeerLostError:
                 self._look()
-        self._look()
 
     # --- requests ---
 
@@ -129,6 +128,7 @@ class Server:
         elif kind is Kind.CLOSE:
             self._open.discard(peer)
             self._rule.leave(peer)
+            self._lose(*np.flatnonzero(head["ranks"]).tolist())
         elif kind in (Kind.APPLY, Kind.DROP):
             if head["push"] > self._decided:  # else another server has told it
                 self._decisions.append(np.frombuffer(head.tobytes(), np.uint8))
@@ -359,7 +359,7 @@ class Server:
         """Go on without a server; note which shards are lost with it."""
         for shard in range(self._servers):
             if not self._chain(shard, self.lost):
-                self.failure = {"kind": Kind.LOST, "rank": self._first + shard}
+                self.failure = self.failure or {"kind": Kind.LOST, "rank": self._first + shard}
         for replica in self.replicas.values():
             for worker in replica.chain.lose(rank - self._first):
                 self._pass_on(replica, worker)
