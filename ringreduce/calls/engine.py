@@ -293,7 +293,7 @@ class Engine:
     def advance(self, call: Call, source: Any, target: Any, header: bytes) -> Iterator[bool]:
         """Run the plan of a call within a body; yield at each poll whether it made progress."""
         executable = call.executable or self.executable(call)
-        begin_s = time.perf_counter()
+        begin_s = time.perf_counter() if RECORDERS else 0.0
         self.running.append(executable)
         executable.start(header, source, target)
         while not executable.test():
@@ -609,18 +609,18 @@ class Engine:
                     if not self.survives_losses:
                         raise
                     self.ended = _closed()  # the living ranks need not meet
-                    return
+                else:
+                    self._free_discarded()
+                    self._flows.close()
+                    for blocks in self._blocks.values():
+                        blocks.close()
+                    self.ended = _closed()
+                    self.to_close.clear()
+                    self.endpoint.end(self.ended)
+                    self._transport.close()
                 finally:
-                    if self.ended is not None:
+                    if self.broken:
                         self.queue.close()
-                self._free_discarded()
-                self._flows.close()
-                for blocks in self._blocks.values():
-                    blocks.close()
-                self.ended = _closed()
-                self.to_close.clear()
-                self.endpoint.end(self.ended)
-                self._transport.close()
             self.queue.close()
             if self.fast_path is not None:
                 self.fast_path.forget()

@@ -345,35 +345,36 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         "program", nargs=argparse.REMAINDER, help="script or module, and its arguments"
     )
     program.required = False  # `_program` says that it is missing
-    train = commands.add_parser(
-        "train",
-        help="run the trainer on n ranks",
-        usage="ringreduce train -n N [options] [trainer options]",
-        description="The same as: ringreduce run -n N [options] -m ringreduce.train ...",
-        add_help=False,
-    )
-    train.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
-    _add_job_options(train)
+    trainers = {}
+    for name, options, does, description in (
+        (
+            "train",
+            "[options] [trainer options]",
+            "run the trainer on n ranks",
+            "The same as: ringreduce run -n N [options] -m ringreduce.train ...",
+        ),
+        (
+            "search",
+            "--for (split_size|batch|mesh) [options] [trainer options]",
+            "find the fastest split size, batch or mesh to train with",
+            "Price candidates, measure the best of them in turns, and print the command to train "
+            "with.",
+        ),
+        (
+            "compare",
+            "[options] [compare options] [trainer options]",
+            "train with several strategies in turns, and print their figures",
+            "N ranks compute; servers are further ranks beside them.",
+        ),
+    ):
+        usage = f"ringreduce {name} -n N {options}"
+        trainers[name] = each = commands.add_parser(
+            name, help=does, usage=usage, description=description, add_help=False
+        )
+        each.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
+        _add_job_options(each)
+    train = trainers["train"]
     elastic_options.add_options(train, "train")
-    search = commands.add_parser(
-        "search",
-        help="find the fastest split size, batch or mesh to train with",
-        usage="ringreduce search -n N --for (split_size|batch|mesh) [options] [trainer options]",
-        description="Price candidates, measure the best of them in turns, and print the command to "
-        "train with.",
-        add_help=False,
-    )
-    search.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
-    _add_job_options(search)
-    compare = commands.add_parser(
-        "compare",
-        help="train with several strategies in turns, and print their figures",
-        usage="ringreduce compare -n N [options] [compare options] [trainer options]",
-        description="N ranks compute; servers are further ranks beside them.",
-        add_help=False,
-    )
-    compare.add_argument("-h", "--help", action=_FullHelp, help="show all options and exit")
-    _add_job_options(compare)
     bench = commands.add_parser(
         "bench",
         help="time collectives on n ranks, beside MPI's own and Gloo's",

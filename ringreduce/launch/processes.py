@@ -2,9 +2,9 @@
 
     python -P -m ringreduce.launch.processes -n RANKS [-prepend-rank] COMMAND...
 
-The ranks meet by `env://`.  The first rank that fails ends the others, unless it has told that they
-can go on without it.  Each rank has a session of
-its own: the terminal sends its signals to this process alone.
+The ranks meet by `env://`.  The first rank that fails ends the others, unless it has told this
+process that they can go on without it.  Each rank has a session of its own: the terminal sends its
+signals to this process alone.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class ParameterStore:
         the count of the last loop."""
         self._closed = False
         self._is_settled = True
-        """Whether this worker knows what has become of its last push."""
+        """Whether this worker knows that its last push was applied, or dropped."""
         self._turn, self._has_pushed = -1, False
         """The number of the present turn of `steps`, and whether the turn has made its push."""
         self._meeting = 0
@@ -194,14 +194,13 @@ class ParameterStore:
         if server is not None:
             return server.stats()
         held = sum(link.nbytes for link in self._links) + self._pulled.nbytes
-        staleness = dict(self._staleness)
-        made = self._pushes, self._discarded, staleness
+        made = self._pushes, self._discarded, dict(self._staleness)
         lost = tuple(sorted(self._lost))
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, lost)
 
     @property
     def meeting(self) -> int:
-        """How many loops of `steps` were begun, as far as this rank knows.
+        """Number of loops of `steps` that have begun, as far as this rank knows.
 
         :meta private:
         """
@@ -450,14 +449,14 @@ class ParameterStore:
         return arrays
 
     def _settle(self) -> None:
-        """Wait until it is known what has become of the last push."""
+        """Wait until the last push is applied, or dropped."""
         if not self._is_settled:
             if self._is_synchronous:
                 self._ask(Kind.SETTLE)
             self._settle_by(self._persist(self._ask_tails))
 
     def _settle_by(self, heads: Sequence[Any]) -> None:
-        """Count the last push, of which the heads of replies tell."""
+        """Count the last push, with the staleness in the heads of replies."""
         for head in heads:
             self._check(head)
         if heads[0]["ranks"].any():
@@ -469,7 +468,7 @@ class ParameterStore:
         self._is_settled = True
 
     def _check(self, head: Any) -> None:
-        """Raise the error that a reply tells of."""
+        """Raise the error in a reply."""
         if head["kind"] == Kind.LOST:
             raise self._lost_error(int(head["rank"]))
         if head["kind"] == Kind.DIFFERENT:
@@ -494,7 +493,7 @@ class ParameterStore:
         return head
 
     def _send_to_decider(self, kind: Kind) -> None:
-        """Send a request, with all that a new deciding server has to know of this worker."""
+        """Send a request, with the state of this worker for a new deciding server."""
         about = {"push": self._pushes, "pushes": self._pushes - self._pushes_before}
         about |= {"number": -1 if self._has_pushed else self._turn, "meeting": self._meeting}
         about |= {"ended": self._ended, "count": self._count, "step": self._step}
@@ -667,7 +666,7 @@ class _Whole:
             self._copies += [(flat[start:stop], pieces[s][name]) for s, start, stop in places]
 
     def update(self) -> dict[str, np.ndarray]:
-        """Return the arrays, with the numbers that the last messages have brought."""
+        """Return the arrays, with the numbers of the last messages."""
         for into, piece in self._copies:
             into[...] = piece
         return self._arrays

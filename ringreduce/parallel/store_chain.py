@@ -3,14 +3,14 @@
 Source: van Renesse & Schneider, "Chain replication for supporting high throughput and
 availability", OSDI 2004.
 
-The head of the chain receives the pushes of the workers, and so gives them their order.  Each
-server passes them on to the next one.  What the tail has, all living servers of the chain have: it
-acknowledges pushes and answers pulls.
+The head of the chain receives the pushes of the workers.  The order in which they arrive there is
+the order on all servers.  Each server passes pushes on to the next one.  All living servers of the
+chain have the pushes that the tail has.  So the tail acknowledges pushes and answers pulls.
 
-A worker pushes again when the tail has acknowledged its last push.  So the last push of each worker
-is all that a server behind can lack.  A server that gets another successor sends it those pushes in
-their order, and the successor drops what it has.  If a server is lost, a worker sends a push that
-is not acknowledged to the new head.
+A worker makes its next push after the tail has acknowledged the last one.  So a server lacks at
+most the last push of each worker.  A server that gets a new successor sends it those pushes, in
+their order.  The successor drops pushes that it has.  If a server is lost, a worker sends a push
+without an acknowledgement to the new head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def chain_of(shard: int, servers: int, replicas: int, lost: Container[int] = ())
 
 
 class Chain:
-    """What one server knows of the chain of a shard, and which pushes it has."""
+    """The chain of a shard, as one server knows it, and the pushes that this server has."""
 
     def __init__(self, server: int, shard: int, servers: int, replicas: int) -> None:
         self._server, self.replicas = server, replicas

@@ -1,4 +1,4 @@
-"""What a `ParameterStore` sends: the heads of requests and replies, and pieces of variables."""
+"""Messages of a `ParameterStore`: heads of requests and replies, and pieces of variables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from enum import IntEnum, auto
 from typing import Any
 
 import numpy as np
+
+from ringreduce.parallel.sampler import part
 
 REQUEST, DATA, REPLY, SLOTS = ((1 << 48) + number for number in range(4))
 """The tags of requests, of gradients and parameters, of short replies, and of slots."""
@@ -20,12 +22,12 @@ Views = dict[str, np.ndarray]
 
 
 class Kind(IntEnum):
-    """What a head asks for, or answers."""
+    """The request, or the answer, of a head."""
 
     PUSH = auto()  # gradients follow, of a worker or of the server before in the chain
     PUSHED = auto()  # all servers have received them; not sent to the only server
     PULL = auto()  # may this worker go on?  The only server answers by its parameters
-    SETTLE = auto()  # what has become of the last push?
+    SETTLE = auto()  # was the last push applied or dropped?
     HELD = auto()  # do all replicas have the last push?
     FETCH = auto()  # the parameters, now
     NUMBER = auto()  # the next number of `steps`
@@ -61,7 +63,7 @@ def kept(head: Any) -> Any:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What a rank of a `ParameterStore` has done so far.
+    """Counts, times and bytes of one rank of a `ParameterStore`, from its beginning.
 
     Example:
         >>> rr.train.StoreStats().pushes
@@ -123,8 +125,8 @@ def place(sizes: Mapping[str, int], servers: int) -> Placement:
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         pieces = [(min(range(servers), key=full.__getitem__), 0, sizes[name])]
         if sizes[name] > share:
-            borders = [sizes[name] * server // servers for server in range(servers + 1)]
-            pieces = list(zip(range(servers), borders, borders[1:], strict=False))
+            cuts = [part(sizes[name], server, servers) for server in range(servers)]
+            pieces = [(server, cut.start, cut.stop) for server, cut in enumerate(cuts)]
         placed[name] = tuple(piece for piece in pieces if piece[1] < piece[2])
         for server, start, stop in pieces:
             full[server] += stop - start

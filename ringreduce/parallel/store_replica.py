@@ -41,7 +41,7 @@ class Replica:
         """Worker -> staleness of its last push here; -1: it was dropped."""
         self.updates = 0
         self.meeting = 0
-        """How many loops of `steps` have begun."""
+        """Number of loops of `steps` that have begun."""
         self.applied = set[int]()
         """The numbers of this loop that were applied."""
         self.share = 0.0

@@ -1,4 +1,4 @@
-"""One server of a `ParameterStore`: receives requests, applies pushes, answers."""
+"""One server of a `ParameterStore`: it receives requests, applies pushes and answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOOK_S = 0.1
 
 
 class Server:
-    """The replicas on one server, and what the workers ask of them.
+    """The replicas on one server, and the requests of the workers.
 
     The deciding server, the first that lives, runs the `Rule`.  In synchronous steps it tells the
     other servers which pushes are an update; otherwise each push is one.  Servers send each other
@@ -57,7 +57,7 @@ class Server:
         self._alone, self._decides = len(shards) == 1, server == 0
         self._synchronous = staleness == 0
         self.replicas: dict[int, Replica] = {}
-        """Shard -> what this server has of it."""
+        """Shard -> the copy on this server."""
         for shard in sorted((server - place) % len(shards) for place in range(replicas)):
             chain = Chain(server, shard, len(shards), replicas)
             self.replicas[shard] = Replica(comm, shards[shard], update, slots, chain)
@@ -73,7 +73,7 @@ class Server:
         self._beginner = 0
         """The worker that began the last loop of `steps`."""
         self._decided = self._step = 0
-        """How many decisions this server has carried out, and how many of them were updates."""
+        """Number of decisions that this server has carried out, and of updates among them."""
         self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
         """The last ones.  All servers have those before: all but one push a worker are settled."""
         self._early: list[tuple[int, Any]] = []
@@ -81,13 +81,13 @@ class Server:
         self._sending: list[rr.Work[Any]] = []
         """Pushes that are on their way to other servers."""
         self.failure: dict[str, Any] = {}
-        """What every reply says once a shard is lost, or counts of `steps` differ."""
+        """Fields of every reply after a shard is lost, or after counts of `steps` differ."""
         self._sent_bytes, self._waited_s, self._looked_at = 0, 0.0, 0.0
         self.lost = set[int]()
 
     @property
     def meeting(self) -> int:
-        """How many loops of `steps` have begun."""
+        """Number of loops of `steps` that have begun."""
         return self._own.meeting
 
     def stats(self) -> StoreStats:
@@ -152,10 +152,8 @@ class Server:
             self._asked[peer] = kept(head)
             if kind is Kind.NUMBER:
                 self._meet(peer, int(head["count"]))
-            elif self._decides and (kind is Kind.PULL or self._synchronous):
-                self._rule.pull(peer)
             else:
-                self._reply(peer)
+                self._rule.pull(peer)
 
     def _receive(self, peer: int, head: Any) -> None:
         """Receive a push from a worker or a server, and outside of synchronous steps apply it."""

@@ -116,7 +116,7 @@ class Endpoint:
         self._ended: Exception | None = None
         self._looked_at = 0.0
         self.tells_losses, self._told = False, set[int]()
-        """Whether `find_arrival` raises an error for each peer that is gone, and those peers."""
+        """Whether `find_arrival` raises an error for each peer that is gone; the peers named so."""
         self._clock = WaitClock().now
 
     # --- operations ---
@@ -172,7 +172,7 @@ class Endpoint:
             try:
                 for operation in operations:
                     operation.since, operation.place = now, self._begun_count
-                    operation.began_s = time.perf_counter()
+                    operation.began_s = time.perf_counter() if RECORDERS else 0.0
                     self._begun_count += 1
                     if work is not None:
                         self._asynchronous.add(operation)

@@ -54,7 +54,7 @@ class Trainer:
             node and `MultiWorkerMirrored` on several.
         elastic: True: `store` is an `rr.State`, so that training can go on after ranks are lost.
             A State: go on with this `store`, of a Trainer that had more ranks.
-        pace: how long this rank computes, for a comparison; None: as long as it takes.
+        pace: the time that this rank computes, for a comparison; None: no longer than it takes.
 
     Attributes:
         sizes: the widths of the network, from inputs to classes.
@@ -423,7 +423,7 @@ class Trainer:
 
     @property
     def pushes(self) -> StoreStats | None:
-        """What the last `run` of this rank has pushed; None without a parameter server."""
+        """Pushes of this rank in its last `run`; None without a parameter server."""
         return self._part.store.stats if isinstance(self._part, Served) else None
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Pace:
-    """How long one rank computes: `unit_s` seconds for a sample and a weight, times `factor`.
+    """The time that one rank computes: `unit_s` seconds for a sample and weight, times `factor`.
 
     A layer computes one unit in forward, and two in backward.  If `jitter` is above 0, each step
     has another factor, from a gamma distribution of mean 1 with this coefficient of variation,

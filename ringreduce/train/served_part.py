@@ -1,4 +1,4 @@
-"""What a rank does with parameters on servers; nothing is collective once the store is made."""
+"""The part of a rank where servers keep the parameters.  Only making the store is collective."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Served(WholeModel):
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
-        self._last, self._sent = (0, 0), 0  # of the last update: its loop of `steps`, its number
+        self._last, self._sent = (0, 0), 0
+        """Loop of `steps` and number of the last update; bytes sent before the present step."""
 
     def open(self, course: Course, epochs: Sequence[Sequence[int]]) -> ParameterStore:
         """Make the store, from this part's arrays, for the steps of these epochs.  Collective."""
@@ -84,7 +85,7 @@ class Served(WholeModel):
             yield True
 
     def _is_lowest(self) -> bool:
-        """Whether this is the lowest worker that lives."""
+        """Return whether this worker is the lowest one that lives."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
         return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))
 

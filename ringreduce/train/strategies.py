@@ -127,8 +127,8 @@ class Strategy:
     """How gradients meet."""
     when: ClassVar[str] = "every step"
     """When gradients meet."""
-    has_whole_model: ClassVar[bool] = False
-    """Whether each rank has the same whole model after a step, in arrays of NumPy or CuPy."""
+    partial_model: ClassVar[str] = "divides the model or keeps it elsewhere"
+    """Why a rank lacks the whole model, the same as others', after a step; "": it has it."""
     on_nodes: ClassVar[str] = ""
     """What to choose in its place on several nodes; "": it can be used there."""
     without: ClassVar[tuple[str, ...]] = ()
@@ -270,7 +270,7 @@ class OneDevice(Strategy):
     where: ClassVar[str] = "all on the one rank"
     how: ClassVar[str] = "one rank has all gradients"
     when: ClassVar[str] = "never"
-    has_whole_model: ClassVar[bool] = True
+    partial_model: ClassVar[str] = ""
 
     def check(self, nodes: Sequence[Sequence[int]], settings: Settings) -> None:
         ranks = sum(map(len, nodes))
@@ -290,7 +290,7 @@ class Mirrored(Strategy):
 
     where: ClassVar[str] = "all on every rank of one node"
     how: ClassVar[str] = "all-reduce"
-    has_whole_model: ClassVar[bool] = True
+    partial_model: ClassVar[str] = ""
     on_nodes: ClassVar[str] = "multi_worker_mirrored (MultiWorkerMirrored)"
 
     cross_device: str = _all_reduce(
@@ -327,7 +327,7 @@ class MultiWorkerMirrored(Strategy):
 
     where: ClassVar[str] = "all on every rank of all nodes"
     how: ClassVar[str] = "all-reduce"
-    has_whole_model: ClassVar[bool] = True
+    partial_model: ClassVar[str] = ""
 
     communication: str = _all_reduce(
         "all-reduce among ranks of all nodes", ("auto", "ring", "hierarchical")
@@ -591,12 +591,10 @@ class LocalSGD(Strategy):
     how: ClassVar[str] = "not at all: an all-reduce averages weights"
     when: ClassVar[str] = "every few steps, and at the end of an epoch"
     without: ClassVar[tuple[str, ...]] = ("batch_norm", "clip", "batch_shards")
+    only_cpu: ClassVar[str] = "it averages arrays on the cpu"
+    partial_model: ClassVar[str] = "lets replicas differ"
 
     every: int = _count(8, "steps from one average of the weights to the next")
-
-    def check_device(self, device: str) -> None:
-        if device != "cpu":
-            raise ValueError(f"device {device} cannot be combined with strategy {self.name}")
 
     def part(self, run: Run) -> Part:
         return LocalReplica(run, self.every)
@@ -731,12 +729,11 @@ def default(nodes: Sequence[Sequence[int]]) -> Strategy:
 
 def check_whole_model(strategy: Strategy, device: str, what: str) -> None:
     """Raise ValueError unless each rank has the whole model in NumPy's arrays, as `what` needs."""
-    if not strategy.has_whole_model:
-        *names, last = (name for name, kind in STRATEGIES.items() if kind.has_whole_model)
-        said = "divides the model or keeps it elsewhere"
-        said = "lets replicas differ" if isinstance(strategy, LocalSGD) else said
+    if strategy.partial_model:
+        *names, last = (name for name, kind in STRATEGIES.items() if not kind.partial_model)
         raise ValueError(
-            f"strategy {strategy.name} {said}; {what} with strategies {', '.join(names)} and {last}"
+            f"strategy {strategy.name} {strategy.partial_model}; {what} with strategies "
+            f"{', '.join(names)} and {last}"
         )
     if device != "cpu":
         raise ValueError(f"device is {device}; {what} with arrays on the cpu")

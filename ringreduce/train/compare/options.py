@@ -31,7 +31,7 @@ _TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - _NOT_TAKEN
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare; `given` are options of the trainer."""
+    """The options of a comparison; `given` are those of the trainer."""
 
     given: Given
     strategies: tuple[Strategy, ...] = ()  # (): all
@@ -118,7 +118,7 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") 
         for name in own.keys() & {"compute_ms", "jitter"}:
             if not 0 <= own[name] < math.inf:
                 raise ValueError(f"{name} is {own[name]:g}; wanted a finite number of at least 0")
-        # What a file says of one run does not hold here.
+        # A file may have options of one run: a comparison takes none of them.
         request = Request(Given({n: v for n, v in values.items() if n in _TAKEN}), **own)
         request.given.outputs(), request.given.settings(), Outputs(plot=request.picture)
         if not request.compute_ms and (request.jitter or "slowdown" in own):

@@ -42,7 +42,7 @@ _COLUMNS = {
 
 @dataclass
 class Row:
-    """What is known of a strategy."""
+    """The figures of a strategy, or its error."""
 
     strategy: Strategy
     ranks: int
@@ -78,24 +78,26 @@ class Row:
         where = {"options": self.options, "ranks": self.ranks, "servers": self.servers}
         return {"strategy": self.strategy.name, **where, **figures, "error": self.error or None}
 
-    def cell(self, text: str) -> str:
-        """Return the text of a column with this row's figures; "" if it has none."""
+    def cells(self) -> list[str]:
+        """Return the texts of all columns; "" where this row has no figure."""
+        record, found = self.record, []
         more: dict[str, Any] = {"where": f"{self.ranks}+{self.servers}".removesuffix("+0")}
         for name in ("sent", "held") if not self.error else ():
-            more[name] = self.record[f"{name}_bytes"] / 2**10
-        with suppress(TypeError, KeyError):  # None has no format
-            return text.format(**self.record, **more)
-        return ""
+            more[name] = record[f"{name}_bytes"] / 2**10
+        for text in _COLUMNS.values():
+            found.append("")
+            with suppress(TypeError, KeyError):  # None has no format
+                found[-1] = text.format(**record, **more)
+        return found
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of the rows, the errors, and what follows from the figures.
+    """Return the lines of the rows, the errors, and sentences on the figures.
 
     Columns that are empty or equal in all rows are left out.
     """
     columns = []
-    for head, text in _COLUMNS.items():
-        cells = [row.cell(text) for row in rows]
+    for head, *cells in zip(_COLUMNS, *(row.cells() for row in rows), strict=True):
         if len({*cells}) > 1:
             first, _, second = head.format(to=rows[0].to).rpartition(" ")
             columns.append([first, second, *cells])
@@ -121,7 +123,7 @@ def _wrapped(name: str, most: int) -> list[str]:
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
-    """Return what was fastest, whether one device was as fast, and what holds least."""
+    """Return sentences on the fastest strategy, on one device, and on the one that holds least."""
     known = [(row.record, row) for row in rows if not row.error]
     if len(known) < 2:
         return []
