@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ringreduce.control.diagnostics import describe_timeout
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
+from ringreduce.transports.yielding import WaitClock
 from tests.long.faults import judge
 from tests.support.mpi import DEADLINE_S, Finished, with_environment
 
@@ -373,40 +375,31 @@ def test_a_rank_that_gives_up_over_a_disagreement_lets_the_others_hear_of_it_fir
 SLICED = rr.Config(slice_bytes=1 << 12, in_flight=2)
 
 
-class SlowTransport(ThreadTransport):
-    """Delays every message."""
+class CountingTransport(ThreadTransport):
+    """Counts the messages of all ranks in `begun`."""
+
+    begun: ClassVar[list[int]] = []
 
     def sender(self, peer, flow, buffer):
-        return _Late(super().sender(peer, flow, buffer))
+        message = super().sender(peer, flow, buffer)
+        start = message.Start
+        message.Start = lambda: self.begun.append(peer) or start()
+        return message
 
 
-class _Late:
-    """A message that is sent some time after `Start`."""
+def test_a_slow_call_that_moves_is_no_error(monkeypatch):
+    """Each message takes a second."""
+    monkeypatch.setattr(CountingTransport, "begun", [])
+    monkeypatch.setattr(WaitClock, "now", lambda _: float(len(CountingTransport.begun)))
 
-    def __init__(self, message):
-        self.message = message
-
-    def Start(self):  # noqa: N802 - mpi4py's name
-        self.message.complete = False
-        threading.Timer(0.02, self.message.Start).start()
-
-    def Test(self):  # noqa: N802 - mpi4py's name
-        return self.message.Test()
-
-    def Free(self):  # noqa: N802 - mpi4py's name
-        self.message.Free()
-
-
-@pytest.mark.slow
-def test_a_slow_call_that_moves_is_no_error():
     def program(comm):
-        start = time.monotonic()
+        start = len(CountingTransport.begun)
         total = comm.all_reduce(np.arange(20_000) + comm.rank)
         assert np.array_equal(total, 3 * np.arange(20_000) + 3)
-        return time.monotonic() - start
+        return len(CountingTransport.begun) - start
 
-    timeout_s = 0.4
-    took = on_threads(program, 3, transport=SlowTransport, timeout_s=timeout_s, config=SLICED)
+    timeout_s = 40
+    took = on_threads(program, 3, transport=CountingTransport, timeout_s=timeout_s, config=SLICED)
     assert min(took) > 3 * timeout_s
 
 
@@ -444,7 +437,8 @@ def lose(faulty):
 
 
 def delay(faulty):
-    _Late(faulty.message).Start()
+    faulty.message.complete = False
+    threading.Timer(0.02, faulty.message.Start).start()
 
 
 def faulty_call(fault, at, ranks, timeout_s):
