@@ -628,6 +628,7 @@ more ranks
     staleness: int | None = _bound(
         "pushes that a worker may be ahead of the slowest; 0: workers push in steps; none: any",
         words=("none",),
+        wanted="a whole number of at least 0, or none",
     )
     backup_workers: int = _bound("workers for which a step does not wait")
 

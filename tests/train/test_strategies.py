@@ -692,7 +692,8 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
         ("--strategy local_sgd --clip 1", "clip cannot be combined with strategy local_sgd"),
         ("--strategy local_sgd --batch-shards 4", "batch_shards cannot be combined with strategy"),
         ("--strategy local_sgd --device cuda", "device cuda cannot be combined with strategy loc"),
-        ("--strategy parameter_server --staleness 1.5", "argument --staleness: invalid int value"),
+        ("--strategy parameter_server --staleness 1.5", "staleness is '1.5'; wanted a whole"),
+        ("--strategy parameter_server --staleness non", "number of at least 0, or none"),
         ("--strategy parameter_server --device cuda", "servers and workers have arrays on the cpu"),
     ],
 )
@@ -740,7 +741,7 @@ def test_zero_stands_for_a_number_that_follows_from_others(words, strategy):
         (
             ParameterServer,
             {"staleness": 1.5},
-            "staleness is 1.5; wanted a whole number of at least 0",
+            "staleness is 1.5; wanted a whole number of at least 0, or none",
         ),
         (Pipeline, {"cut": (2, 0)}, "cut is (2, 0); wanted balanced, or layers of each stage"),
     ],
