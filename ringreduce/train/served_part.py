@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,8 +32,8 @@ class Served(WholeModel):
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
-        self._last, self._sent = (0, 0), 0
-        """Loop of `steps` and number of the last update; bytes sent before the present step."""
+        self._sent = 0
+        """Bytes sent before the present step."""
 
     def open(self, course: Course, epochs: Sequence[Sequence[int]]) -> ParameterStore:
         """Make the store, from this part's arrays, for the steps of these epochs.  Collective."""
@@ -45,8 +45,10 @@ class Served(WholeModel):
         updates = 1 if self._averages else self.replicas  # of a batch; each has its share of decay
         decay = self.run.settings.weight_decay / updates
         self._update = optimizers.update(replace(self.run.settings, weight_decay=decay))
-        self._updates = updates * epochs[0][0] - 1 if epochs else 0
-        vars(self).pop("stored", None)
+        self._updates, self._last = updates * epochs[0][0] - 1 if epochs else 0, (0, 0)
+        """Number of the last update; its loop of `steps` and its number there."""
+        # `load` needs their shapes alone.
+        self.stored = {n: np.broadcast_to(x.flat[:1], x.shape) for n, x in self.stored.items()}
         if self.store.is_server:
             self._arrays, self._network = {}, []
         else:
@@ -57,6 +59,11 @@ class Served(WholeModel):
     def pull(self, slots: bool = False) -> None:
         """Compute with the servers' parameters; `slots`: have the optimizer's arrays, too."""
         self._show(self.store.pull(slots))
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+        """As `Part.load`; the next store begins with these arrays, so the trainer keeps none."""
+        self._show(super().load(arrays))
+        return {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         """Pull, compute and push: a mean that servers average, or a share of the batch's mean."""

@@ -351,7 +351,8 @@ def test_the_learning_rate_of_a_batch_is_divided_by_one_and_the_staleness_of_its
     assert rr.spawn(program, 3)[2] == pytest.approx(-chosen.lr * (2 / 4) / (1 + 3))
 
 
-def test_servers_go_on_in_the_middle_of_an_epoch():
+@pytest.mark.parametrize("times", [1, 2])
+def test_servers_go_on_in_the_middle_of_an_epoch(times):
     chosen, saved = replace(SMALL, epochs=2, optimizer="adam"), []
 
     def save(trainer):
@@ -360,9 +361,10 @@ def test_servers_go_on_in_the_middle_of_an_epoch():
 
     def program(comm, strategy, begin):
         trainer = Trainer(comm, digits(), chosen, strategy=strategy)
-        if begin is not None:
-            trainer.restore(*begin)
-        result = trainer.run(save=save, save_every=2)
+        for _ in range(times):
+            if begin is not None:
+                trainer.restore(*begin)
+            result = trainer.run(save=save, save_every=2)
         return result.parameters, result.loss
 
     ((alone, loss),) = rr.spawn(program, 1, OneDevice(), None)
