@@ -137,6 +137,8 @@ class Strategy:
     """Algorithms of the settings that it takes; (): all."""
     only_cpu: ClassVar[str] = ""
     """Why it cannot be used on another device than the CPU; "": it can."""
+    servers = 0
+    """Number of ranks that keep parameters and do not compute, the last ones."""
 
     def __post_init__(self) -> None:
         for name, each in options(type(self)).items():
