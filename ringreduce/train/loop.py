@@ -550,6 +550,7 @@ class Trainer:
             samples_per_s=samples / step_s,
             exposed=exposed_s / step_s,
             generation=self.store.generation,
+            **self._part.staleness,
         )
         for watcher in watchers:
             watcher.epoch(epoch)

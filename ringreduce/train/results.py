@@ -85,6 +85,10 @@ class Epoch:
     """Exposed communication divided by the time of the steps, from 0 to 1."""
     generation: int = 1
     """Number of the membership of ranks that reports the epoch."""
+    staleness_mean: float | None = None
+    """Mean over this rank's pushes to a parameter server; None without them."""
+    staleness_max: int | None = None
+    """The largest of them."""
 
 
 class Watcher(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +48,8 @@ class Served(WholeModel):
         self._update = optimizers.update(replace(self.run.settings, weight_decay=decay))
         self._updates, self._last = updates * epochs[0][0] - 1 if epochs else 0, (0, 0)
         """Number of the last update; its loop of `steps` and its number there."""
+        self._before = Counter[int]()
+        """Staleness -> pushes of the epochs before."""
         # `load` needs their shapes alone.
         self.stored = {n: np.broadcast_to(x.flat[:1], x.shape) for n, x in self.stored.items()}
         if self.store.is_server:
@@ -85,6 +88,11 @@ class Served(WholeModel):
 
     def reports(self) -> Iterator[bool]:
         """Yield whether this worker reports an epoch, and again if the one that did so is lost."""
+        pushes = Counter(self.store.stats.staleness) - self._before
+        self._before += pushes
+        mean = sum(pushes.elements()) / max(1, pushes.total())
+        facts = {"staleness_mean": mean, "staleness_max": max(pushes, default=0)}
+        self.staleness = facts if pushes else {}
         speaks = self._is_lowest()
         yield speaks
         list(self.store.steps(0))  # all workers meet

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -374,6 +376,24 @@ def test_servers_go_on_in_the_middle_of_an_epoch(times):
     assert np.linalg.norm(theirs - alone) <= 1e-10 * np.linalg.norm(alone)
     assert their_loss == pytest.approx(loss, rel=1e-10)
     assert (saved[-1][1].step, saved[-1][0].keys()) == (last[1].step, last[0].keys())
+
+
+def test_an_epoch_has_the_staleness_of_its_pushes():
+    def program(comm):
+        trainer = Trainer(comm, digits(), replace(SMALL, epochs=2), strategy=UNBOUND)
+        counts, told = [Counter()], []
+
+        def epoch(epoch):
+            counts.append(Counter(trainer.pushes.staleness))
+            told.append((epoch.staleness_mean, epoch.staleness_max))
+
+        trainer.run([SimpleNamespace(steps=id, epoch=epoch)])
+        pushes = [list((after - before).elements()) for before, after in pairwise(counts)]
+        return told, [(np.mean(each), max(each)) if each else (None, None) for each in pushes]
+
+    told, wanted = rr.spawn(program, 4)[0]
+    assert told == wanted
+    assert len(told) == 2
 
 
 def test_a_worker_makes_no_steps_alone():
