@@ -270,7 +270,8 @@ class _Run:
         if self.speaks:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
-            print(results(result, self._outputs.verbose), flush=True)
+            computing = self._comm.size - self._trainer.strategy.servers
+            print(results(result, self._outputs.verbose, computing), flush=True)
         self._end(careful, history, result)
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:

@@ -189,6 +189,8 @@ class Result:
     held_bytes: int = 0
     """The most bytes that this rank held: of parameters, gradients, the optimizer's arrays, buffers
     and activations."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """Ranks that were lost while others went on, each with the epoch."""
 
     @property
     def efficiency(self) -> float:

@@ -33,6 +33,8 @@ class Served(WholeModel):
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
+        self.lost: dict[int, int] = {}
+        """Lost rank -> the epoch at whose end it was missing."""
         self._sent = 0
         """Bytes sent before the present step."""
 
@@ -86,22 +88,23 @@ class Served(WholeModel):
         self._count_sent(begins=False)
         return self.store.share / count
 
-    def reports(self) -> Iterator[bool]:
+    def reports(self, epoch: int) -> Iterator[bool]:
         """Yield whether this worker reports an epoch, and again if the one that did so is lost."""
         pushes = Counter(self.store.stats.staleness) - self._before
         self._before += pushes
         mean = sum(pushes.elements()) / max(1, pushes.total())
         facts = {"staleness_mean": mean, "staleness_max": max(pushes, default=0)}
         self.staleness = facts if pushes else {}
-        speaks = self._is_lowest()
+        speaks = self._is_lowest(epoch)
         yield speaks
         list(self.store.steps(0))  # all workers meet
-        if not speaks and self._is_lowest():
+        if self._is_lowest(epoch) and not speaks:
             yield True
 
-    def _is_lowest(self) -> bool:
-        """Return whether this worker is the lowest one that lives."""
+    def _is_lowest(self, epoch: int) -> bool:
+        """Return whether this worker is the lowest one that lives; note who is lost."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
+        self.lost = dict.fromkeys(lost, epoch) | self.lost
         return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))
 
     def _change(

@@ -418,37 +418,46 @@ class Seen:
         self.epochs.append(epoch.epoch)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize(("lost", "epoch"), [(0, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("staleness", [0, 1, None])
-def test_a_lost_worker_costs_nothing_and_the_lowest_one_that_lives_reports(staleness, lost):
-    chosen, has_left = replace(SMALL, epochs=3), threading.Event()
+def test_a_lost_rank_costs_nothing_and_the_lowest_worker_that_lives_reports(staleness, lost, epoch):
+    chosen, has_left, found = replace(SMALL, epochs=3), threading.Event(), {}
 
     def program(comm):
-        trainer = Trainer(comm, digits(), chosen, strategy=ParameterServer(staleness=staleness))
-        compute, calls, seen = trainer._part.gradients, [], Seen()
+        strategy = ParameterServer(2, replicas=2, staleness=staleness)
+        trainer = Trainer(comm, digits(), chosen, strategy=strategy)
+        part, calls, seen = trainer._part, [], Seen()
+        compute, change = part.gradients, part._change
+
+        def change_or_leave(*of_piece):
+            if comm.rank == lost and part.store.meeting == 3:  # the second one is of the report
+                raise KeyError("gone")
+            change(*of_piece)
 
         def compute_or_leave(*batch):
             calls.append(len(batch))
             if comm.rank == lost:
-                raise KeyError
-            if len(calls) == 2:
+                raise KeyError("gone")
+            if len(calls) == 2 and epoch == 1:
                 assert has_left.wait(60)
             return compute(*batch)
 
-        trainer._part.gradients = compute_or_leave
+        part.gradients, part._change = compute_or_leave, change_or_leave
         try:
             result = trainer.run([seen])
         except KeyError:
             comm.leave("the disk is full")
             has_left.set()
-            return None
+            raise
         comm.leave("it is over")  # a communicator that has lost a rank cannot be closed
-        return result.digest, seen.epochs
+        found[comm.rank] = result.digest, seen.epochs, result.lost
 
-    found = rr.spawn(program, 4)
-    assert found.pop(lost) is None
-    assert len({digest for digest, _ in found}) == 1
-    assert [epochs for _, epochs in found] == [[1, 2, 3], [], []]
+    with pytest.raises(KeyError, match="gone"):
+        rr.spawn(program, 5, timeout_s=120)
+    digests, epochs, losses = zip(*(found[rank] for rank in sorted(found)), strict=True)
+    assert len(set(digests)) == 1
+    assert list(epochs) == [[1, 2, 3], [], [], []]
+    assert losses == (((lost, epoch),),) * 4
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
