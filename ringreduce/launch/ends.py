@@ -62,6 +62,8 @@ class End:
     """What the rank did, such as "raised ValueError"; "": it was gone without a report."""
     status: int | None = None
     """The status of its process, as for ``os.waitstatus_to_exitcode``; None if not known."""
+    code: int = 0
+    """The exit code of all ranks if they end in order: mpiexec may kill those that end last."""
 
     def text(self, returncode: int, flavour: Flavour) -> str:
         """Describe the end; "" if it is not known.  `returncode` is that of mpiexec."""
@@ -135,5 +137,6 @@ def end_of(event: Said | Gone) -> End | None:
     rank = event.rank
     if isinstance(event, Gone):
         return None if rank.reported else End(rank.number, "", event.status)
-    how = event.message.fields.get("how", "") if event.message.kind == "end" else ""
-    return End(rank.number, str(how)) if how else None
+    fields = event.message.fields if event.message.kind == "end" else {}
+    how, code = str(fields.get("how", "")), int(fields["code"]) if fields.get("in_order") else 0
+    return End(rank.number, how, code=code) if how or code else None

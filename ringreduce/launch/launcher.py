@@ -311,6 +311,7 @@ def run(job: Job) -> int:
         dying_s = 0 if watch.gone == job.ranks else DYING_S
         clean_up_job(process.pid, since=started, dying_s=dying_s)
     if code > 0 and not ended_by and first is not None and not job.hosts:
+        code = first.code or code
         if text := first.text(code, mpiexec.flavour):
             print_error(f"ringreduce: {text}")
         ended_by = first.signal(code, mpiexec.flavour)

@@ -35,7 +35,7 @@ from ringreduce.train.progress import Progress, described, heading, last_line, r
 from ringreduce.train.results import Result, Watcher
 from ringreduce.train.served_part import lowest_says
 from ringreduce.train.settings import Outputs
-from ringreduce.train.strategies import ParameterServer, to_plain
+from ringreduce.train.strategies import to_plain
 
 _PROG = "python -m ringreduce.train"
 _SPEAKING_S = 0.5
@@ -270,7 +270,8 @@ class _Run:
         if self.speaks:
             if self._outputs.seeds > 1:
                 print(f"seed {self.settings.seed}: accuracy {100 * result.accuracy:.1f} %")
-            print(results(result, self._outputs.verbose), flush=True)
+            computing = self._comm.size - self._trainer.strategy.servers
+            print(results(result, self._outputs.verbose, computing), flush=True)
         self._end(careful, history, result)
 
     def _end(self, watchers: Sequence[Careful], history: History, result: Result) -> None:
@@ -292,14 +293,14 @@ class _Run:
                 print("nothing was trained: there is nothing to draw", flush=True)
             self.unwritten = "; ".join(failed)
 
-        strategy = self._trainer.strategy
-        if not isinstance(strategy, ParameterServer):
+        servers = self._trainer.strategy.servers
+        if not servers:
             together(self._comm, end if self.speaks else nothing)
             self.unwritten = from_rank_0(self._comm, self.unwritten)
             return
         if self.speaks:
             end()
-        workers = self._comm.size - strategy.servers
+        workers = self._comm.size - servers
         self.unwritten = lowest_says(self._comm, workers, self.unwritten.encode).decode()
 
     # --- before the run ---
@@ -378,7 +379,7 @@ class _Run:
         }
 
     def _watchers(self, history: History, parameters: Parameters) -> list[Careful]:
-        if not (self.speaks or isinstance(self._trainer.strategy, ParameterServer)):
+        if not (self.speaks or self._trainer.strategy.servers):
             return []
         sinks = self._sinks(history, parameters)
         careful = Careful(list(sinks) if self.speaks else sinks, self._complain)

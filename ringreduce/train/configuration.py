@@ -12,7 +12,6 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -355,6 +354,7 @@ def _add(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:
         text += f" (default: {default})"
         name = {int: "N", float: "X"}.get(type(default), "NAME")
         words, kind = about.get("words", ()), cast(Callable[[str], Any], type(default))
-        read = wraps(kind, updated=())(lambda word: word if word in words else kind(word))
+        # The strategy refuses a text that is none of its words.
+        read = (lambda w: kind(w) if w.removeprefix("-").isdecimal() else w) if words else kind
         action = group.add_argument(flag, type=read, metavar=name, help=text)
         vars(action)["words"] = words  # for the completion of shells

@@ -550,6 +550,7 @@ class Trainer:
             samples_per_s=samples / step_s,
             exposed=exposed_s / step_s,
             generation=self.store.generation,
+            **self._part.staleness,
         )
         for watcher in watchers:
             watcher.epoch(epoch)
@@ -590,7 +591,7 @@ class Trainer:
                     saves = not save_every or any((step + 1) % save_every == 0 for step in steps)
                     saves |= steps is epochs[-1]
                     part.pull(slots=saves)
-                    for speaks in part.reports():
+                    for speaks in part.reports(course.epoch_of(steps[0])):
                         self._steps_of_epoch, self._journal.steps = [], steps[-1]
                         self._report_steps(watchers if speaks else ())
                         self._check()
@@ -603,13 +604,15 @@ class Trainer:
         def outcome() -> Any:
             if problem:
                 return problem if part.blame or math.isfinite(self.state.last_loss) else None
-            return self.state.last_loss, self.accuracy(), *self._mean_times()
+            lost = sorted(part.lost.items())
+            return lost, self.state.last_loss, self.accuracy(), *self._mean_times()
 
-        numbers, flat = part.agree(outcome)
+        (lost, *numbers), flat = part.agree(outcome)
         digest = hashlib.sha256(bytes_of(flat).data).hexdigest()
         self.store.restore(journal_arrays(course, State(made, 0.0, numbers[0])), made)
-        nbytes = {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
-        return Result(flat, digest, *numbers, **nbytes)
+        more: dict[str, Any] = {"lost": tuple(map(tuple, lost))}
+        more |= {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
+        return Result(flat, digest, *numbers, **more)
 
     def _make_epoch(self, part: Served, steps: Sequence[int]) -> None:
         """Make the steps of an epoch with the other workers.  In the journal they are one."""

@@ -129,7 +129,7 @@ class Parameters:
 
 
 class TensorBoard:
-    """Event files in a folder: scalars by step, and the accuracy by the step it was reached at.
+    """Event files in a folder: scalars by step, those of an epoch by its last step.
 
     Also histograms of `parameters`, if given, once an epoch.
 
@@ -165,8 +165,9 @@ class TensorBoard:
         self._writer.flush()
 
     def epoch(self, epoch: Epoch) -> None:
-        for name in ("loss", "accuracy", "samples_per_s"):
-            self._writer.add_scalar(f"epoch/{name}", getattr(epoch, name), self._step)
+        for name in ("loss", "accuracy", "samples_per_s", "staleness_mean", "staleness_max"):
+            if (value := getattr(epoch, name)) is not None:
+                self._writer.add_scalar(f"epoch/{name}", value, self._step)
         for name, array in self._parameters.arrays.items():
             self._add_histogram(f"parameters/{name}", array[np.isfinite(array)])
         self._writer.flush()
@@ -229,7 +230,8 @@ class History:
 
 
 def _line(record: Step | Epoch) -> str:
-    return json.dumps(dataclasses.asdict(record)) + "\n"
+    fields = dataclasses.asdict(record).items()
+    return json.dumps({name: value for name, value in fields if value is not None}) + "\n"
 
 
 def _record(line: str) -> Step | Epoch | None:

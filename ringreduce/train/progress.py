@@ -98,10 +98,10 @@ def described(strategy: Strategy, settings: Settings) -> str:
     return ", ".join(f"{option} {value}" for option, value in words)
 
 
-def results(result: Result, verbose: bool) -> str:
+def results(result: Result, verbose: bool, computing: int) -> str:
     """Return the digest of a run's parameters, and the time of its steps if it made any.
 
-    If `verbose`, the parts of that time too.
+    If `verbose`, the parts of that time too.  Last the lost ranks; the first ones are `computing`.
     """
     lines = [f"parameters {result.digest[:16]}…"]
     step, under_way, exposed = (
@@ -118,6 +118,9 @@ def results(result: Result, verbose: bool) -> str:
             f"  rank 0 sends {result.sent_bytes:,} bytes a step, holds at most "
             f"{result.held_bytes:,} bytes"
         )
+    for rank, epoch in result.lost:
+        kind = "worker" if rank < computing else "server"
+        lines.append(f"rank {rank}, a {kind}, was lost in epoch {epoch}")
     return "\n".join(lines)
 
 

@@ -85,6 +85,10 @@ class Epoch:
     """Exposed communication divided by the time of the steps, from 0 to 1."""
     generation: int = 1
     """Number of the membership of ranks that reports the epoch."""
+    staleness_mean: float | None = None
+    """Mean over this rank's pushes to a parameter server; None without them."""
+    staleness_max: int | None = None
+    """The largest of them."""
 
 
 class Watcher(Protocol):
@@ -185,6 +189,8 @@ class Result:
     held_bytes: int = 0
     """The most bytes that this rank held: of parameters, gradients, the optimizer's arrays, buffers
     and activations."""
+    lost: tuple[tuple[int, int], ...] = ()
+    """Ranks that were lost while others went on, each with the epoch."""
 
     @property
     def efficiency(self) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,8 +33,10 @@ class Served(WholeModel):
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
-        self._last, self._sent = (0, 0), 0
-        """Loop of `steps` and number of the last update; bytes sent before the present step."""
+        self.lost: dict[int, int] = {}
+        """Lost rank -> the epoch at whose end it was missing."""
+        self._sent = 0
+        """Bytes sent before the present step."""
 
     def open(self, course: Course, epochs: Sequence[Sequence[int]]) -> ParameterStore:
         """Make the store, from this part's arrays, for the steps of these epochs.  Collective."""
@@ -45,8 +48,12 @@ class Served(WholeModel):
         updates = 1 if self._averages else self.replicas  # of a batch; each has its share of decay
         decay = self.run.settings.weight_decay / updates
         self._update = optimizers.update(replace(self.run.settings, weight_decay=decay))
-        self._updates = updates * epochs[0][0] - 1 if epochs else 0
-        vars(self).pop("stored", None)
+        self._updates, self._last = updates * epochs[0][0] - 1 if epochs else 0, (0, 0)
+        """Number of the last update; its loop of `steps` and its number there."""
+        self._before = Counter[int]()
+        """Staleness -> pushes of the epochs before."""
+        # `load` needs their shapes alone.
+        self.stored = {n: np.broadcast_to(x.flat[:1], x.shape) for n, x in self.stored.items()}
         if self.store.is_server:
             self._arrays, self._network = {}, []
         else:
@@ -57,6 +64,11 @@ class Served(WholeModel):
     def pull(self, slots: bool = False) -> None:
         """Compute with the servers' parameters; `slots`: have the optimizer's arrays, too."""
         self._show(self.store.pull(slots))
+
+    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+        """As `Part.load`; the next store begins with these arrays, so the trainer keeps none."""
+        self._show(super().load(arrays))
+        return {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         """Pull, compute and push: a mean that servers average, or a share of the batch's mean."""
@@ -76,17 +88,23 @@ class Served(WholeModel):
         self._count_sent(begins=False)
         return self.store.share / count
 
-    def reports(self) -> Iterator[bool]:
+    def reports(self, epoch: int) -> Iterator[bool]:
         """Yield whether this worker reports an epoch, and again if the one that did so is lost."""
-        speaks = self._is_lowest()
+        pushes = Counter(self.store.stats.staleness) - self._before
+        self._before += pushes
+        mean = sum(pushes.elements()) / max(1, pushes.total())
+        facts = {"staleness_mean": mean, "staleness_max": max(pushes, default=0)}
+        self.staleness = facts if pushes else {}
+        speaks = self._is_lowest(epoch)
         yield speaks
         list(self.store.steps(0))  # all workers meet
-        if not speaks and self._is_lowest():
+        if self._is_lowest(epoch) and not speaks:
             yield True
 
-    def _is_lowest(self) -> bool:
-        """Return whether this worker is the lowest one that lives."""
+    def _is_lowest(self, epoch: int) -> bool:
+        """Return whether this worker is the lowest one that lives; note who is lost."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
+        self.lost = dict.fromkeys(lost, epoch) | self.lost
         return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))
 
     def _change(

@@ -137,6 +137,8 @@ class Strategy:
     """Algorithms of the settings that it takes; (): all."""
     only_cpu: ClassVar[str] = ""
     """Why it cannot be used on another device than the CPU; "": it can."""
+    servers = 0
+    """Number of ranks that keep parameters and do not compute, the last ones."""
 
     def __post_init__(self) -> None:
         for name, each in options(type(self)).items():
@@ -628,6 +630,7 @@ more ranks
     staleness: int | None = _bound(
         "pushes that a worker may be ahead of the slowest; 0: workers push in steps; none: any",
         words=("none",),
+        wanted="a whole number of at least 0, or none",
     )
     backup_workers: int = _bound("workers for which a step does not wait")
 

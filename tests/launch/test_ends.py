@@ -87,6 +87,11 @@ def test_the_first_end_that_ends_the_job_counts(watch):
     assert found == End("1", "raised ValueError")
 
 
+def test_the_code_of_ranks_that_end_in_order_counts_although_mpiexec_kills_the_last(watch):
+    found = first(watch, lambda report: report.end("", 2, in_order=True), killed)
+    assert found == End("0", "", code=2)
+
+
 def test_a_process_that_is_gone_without_a_report_is_an_end(watch):
     found = first(watch, ends(""), killed, ends("raised ValueError"))
     assert found is not None

@@ -339,20 +339,23 @@ def test_synchronous_strategies_are_equal_to_one_device():
     assert order == [each.name for each in (first, *rows)] * 4  # two seeds of two epochs
 
 
-def test_a_strategy_that_fails_is_a_row_and_the_others_go_on(monkeypatch):
-    request = Request(given(), (LocalSGD(), Mirrored()), ranks=2)
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("strategy", [LocalSGD(), ParameterServer()], ids=lambda each: each.name)
+def test_a_strategy_that_fails_is_a_row_and_the_others_go_on(strategy, seed, monkeypatch):
+    request = Request(given(seeds=2), (strategy, Mirrored()), ranks=2)
 
-    def run(self, *arguments, **options):
-        if self.strategy == LocalSGD() and self.comm.rank == 1 and self.state.step:
-            raise FloatingPointError("too large a number")
-        return whole(self, *arguments, **options)
+    def samples(self, number):
+        here = self.strategy, self.comm.rank, self.settings.seed
+        if here == (strategy, 1, seed) and number >= 5:
+            raise MemoryError("too large a number")
+        return found(self, number)
 
-    whole = Trainer.run
-    monkeypatch.setattr(Trainer, "run", run)
-    rows = rr.spawn(lambda comm: turns.compare(comm, request), 2, timeout_s=120)[0]
+    found = Trainer._samples
+    monkeypatch.setattr(Trainer, "_samples", samples)
+    rows = rr.spawn(lambda comm: turns.compare(comm, request), 3, timeout_s=120)[0]
     assert [(each.name, len(each.runs)) for each in rows if not each.error] == [
-        ("one_device", 1),
-        ("mirrored", 1),
+        ("one_device", 2),
+        ("mirrored", 2),
     ]
     assert "too large a number" in rows[1].error
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -351,7 +353,8 @@ def test_the_learning_rate_of_a_batch_is_divided_by_one_and_the_staleness_of_its
     assert rr.spawn(program, 3)[2] == pytest.approx(-chosen.lr * (2 / 4) / (1 + 3))
 
 
-def test_servers_go_on_in_the_middle_of_an_epoch():
+@pytest.mark.parametrize("times", [1, 2])
+def test_servers_go_on_in_the_middle_of_an_epoch(times):
     chosen, saved = replace(SMALL, epochs=2, optimizer="adam"), []
 
     def save(trainer):
@@ -360,9 +363,10 @@ def test_servers_go_on_in_the_middle_of_an_epoch():
 
     def program(comm, strategy, begin):
         trainer = Trainer(comm, digits(), chosen, strategy=strategy)
-        if begin is not None:
-            trainer.restore(*begin)
-        result = trainer.run(save=save, save_every=2)
+        for _ in range(times):
+            if begin is not None:
+                trainer.restore(*begin)
+            result = trainer.run(save=save, save_every=2)
         return result.parameters, result.loss
 
     ((alone, loss),) = rr.spawn(program, 1, OneDevice(), None)
@@ -372,6 +376,24 @@ def test_servers_go_on_in_the_middle_of_an_epoch():
     assert np.linalg.norm(theirs - alone) <= 1e-10 * np.linalg.norm(alone)
     assert their_loss == pytest.approx(loss, rel=1e-10)
     assert (saved[-1][1].step, saved[-1][0].keys()) == (last[1].step, last[0].keys())
+
+
+def test_an_epoch_has_the_staleness_of_its_pushes():
+    def program(comm):
+        trainer = Trainer(comm, digits(), replace(SMALL, epochs=2), strategy=UNBOUND)
+        counts, told = [Counter()], []
+
+        def epoch(epoch):
+            counts.append(Counter(trainer.pushes.staleness))
+            told.append((epoch.staleness_mean, epoch.staleness_max))
+
+        trainer.run([SimpleNamespace(steps=id, epoch=epoch)])
+        pushes = [list((after - before).elements()) for before, after in pairwise(counts)]
+        return told, [(np.mean(each), max(each)) if each else (None, None) for each in pushes]
+
+    told, wanted = rr.spawn(program, 4)[0]
+    assert told == wanted
+    assert len(told) == 2
 
 
 def test_a_worker_makes_no_steps_alone():
@@ -396,37 +418,46 @@ class Seen:
         self.epochs.append(epoch.epoch)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize(("lost", "epoch"), [(0, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("staleness", [0, 1, None])
-def test_a_lost_worker_costs_nothing_and_the_lowest_one_that_lives_reports(staleness, lost):
-    chosen, has_left = replace(SMALL, epochs=3), threading.Event()
+def test_a_lost_rank_costs_nothing_and_the_lowest_worker_that_lives_reports(staleness, lost, epoch):
+    chosen, has_left, found = replace(SMALL, epochs=3), threading.Event(), {}
 
     def program(comm):
-        trainer = Trainer(comm, digits(), chosen, strategy=ParameterServer(staleness=staleness))
-        compute, calls, seen = trainer._part.gradients, [], Seen()
+        strategy = ParameterServer(2, replicas=2, staleness=staleness)
+        trainer = Trainer(comm, digits(), chosen, strategy=strategy)
+        part, calls, seen = trainer._part, [], Seen()
+        compute, change = part.gradients, part._change
+
+        def change_or_leave(*of_piece):
+            if comm.rank == lost and part.store.meeting == 3:  # the second one is of the report
+                raise KeyError("gone")
+            change(*of_piece)
 
         def compute_or_leave(*batch):
             calls.append(len(batch))
             if comm.rank == lost:
-                raise KeyError
-            if len(calls) == 2:
+                raise KeyError("gone")
+            if len(calls) == 2 and epoch == 1:
                 assert has_left.wait(60)
             return compute(*batch)
 
-        trainer._part.gradients = compute_or_leave
+        part.gradients, part._change = compute_or_leave, change_or_leave
         try:
             result = trainer.run([seen])
         except KeyError:
             comm.leave("the disk is full")
             has_left.set()
-            return None
+            raise
         comm.leave("it is over")  # a communicator that has lost a rank cannot be closed
-        return result.digest, seen.epochs
+        found[comm.rank] = result.digest, seen.epochs, result.lost
 
-    found = rr.spawn(program, 4)
-    assert found.pop(lost) is None
-    assert len({digest for digest, _ in found}) == 1
-    assert [epochs for _, epochs in found] == [[1, 2, 3], [], []]
+    with pytest.raises(KeyError, match="gone"):
+        rr.spawn(program, 5, timeout_s=120)
+    digests, epochs, losses = zip(*(found[rank] for rank in sorted(found)), strict=True)
+    assert len(set(digests)) == 1
+    assert list(epochs) == [[1, 2, 3], [], [], []]
+    assert losses == (((lost, epoch),),) * 4
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -692,7 +723,8 @@ def test_a_strategy_is_read_from_what_a_checkpoint_has_of_it(strategy):
         ("--strategy local_sgd --clip 1", "clip cannot be combined with strategy local_sgd"),
         ("--strategy local_sgd --batch-shards 4", "batch_shards cannot be combined with strategy"),
         ("--strategy local_sgd --device cuda", "device cuda cannot be combined with strategy loc"),
-        ("--strategy parameter_server --staleness 1.5", "argument --staleness: invalid int value"),
+        ("--strategy parameter_server --staleness 1.5", "staleness is '1.5'; wanted a whole"),
+        ("--strategy parameter_server --staleness non", "number of at least 0, or none"),
         ("--strategy parameter_server --device cuda", "servers and workers have arrays on the cpu"),
     ],
 )
@@ -740,7 +772,7 @@ def test_zero_stands_for_a_number_that_follows_from_others(words, strategy):
         (
             ParameterServer,
             {"staleness": 1.5},
-            "staleness is 1.5; wanted a whole number of at least 0",
+            "staleness is 1.5; wanted a whole number of at least 0, or none",
         ),
         (Pipeline, {"cut": (2, 0)}, "cut is (2, 0); wanted balanced, or layers of each stage"),
     ],

@@ -373,11 +373,21 @@ def test_command_ends_with_parameters_a_step_and_the_accuracy(ranks, monkeypatch
 
 def test_results_are_those_of_the_run():
     run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.9893, 0.004, 0.002, 0.001, 3000, 2_000_000)
-    assert results(run, verbose=False) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
-    assert results(run, verbose=True).splitlines()[2:] == [
+    assert (
+        results(run, verbose=False, computing=2) == "parameters 80e1c5d87bf96a2c…\na step: 4.00 ms"
+    )
+    assert results(run, verbose=True, computing=2).splitlines()[2:] == [
         "  3.00 ms of computation, 1.00 ms of exposed communication",
         "  communication is under way for 2.00 ms",
         "  rank 0 sends 3,000 bytes a step, holds at most 2,000,000 bytes",
+    ]
+
+
+def test_lost_ranks_are_named_last():
+    run = Result(None, "80e1", 0.1, 0.98, 0.0, 0.0, 0.0, lost=((1, 2), (4, 3)))
+    assert results(run, verbose=True, computing=4).splitlines()[1:] == [
+        "rank 1, a worker, was lost in epoch 2",
+        "rank 4, a server, was lost in epoch 3",
     ]
 
 
@@ -388,7 +398,7 @@ def test_the_lines_of_training_fit_80_columns():
     comm, split = SimpleNamespace(size=64), load(Settings())
     strategy = Hybrid(data=4, pipeline=4, tensor=4, splits=64, schedule="zero_bubble")
     said = heading(comm, split, Settings(hidden=(512,) * 9), strategy, verbose=False)
-    lines = [*out.getvalue().splitlines(), *results(run, verbose=True).splitlines()]
+    lines = [*out.getvalue().splitlines(), *results(run, verbose=True, computing=2).splitlines()]
     lines += [*said.splitlines(), *table().splitlines()]
     assert max(map(len, lines)) <= 80
 
@@ -407,7 +417,7 @@ def test_last_line_has_accuracy_time_ranks_and_efficiency():
 
 def test_a_run_without_steps_has_no_time_of_a_step_and_no_efficiency():
     run = Result(None, "80e1c5d87bf96a2c77", 0.1, 0.98, 0.0, 0.0, 0.0)
-    assert results(run, verbose=True) == "parameters 80e1c5d87bf96a2c…"
+    assert results(run, verbose=True, computing=2) == "parameters 80e1c5d87bf96a2c…"
     (line,) = rr.spawn(lambda comm: last_line(comm, [run], 0.5), 1)
     assert line == "accuracy 98.0 % in 0.50 s on 1 rank"
 

@@ -38,7 +38,9 @@ def step(number: int) -> Step:
 
 
 def epoch(number: int) -> Epoch:
-    return Epoch(number, 1 / number, 0.5 + number / 10, samples_per_s=1000.0, exposed=0.25)
+    figures = {"samples_per_s": 1000.0, "exposed": 0.25}
+    stale = {"staleness_mean": 1.5, "staleness_max": 3} if number == 2 else {}
+    return Epoch(number, 1 / number, 0.5 + number / 10, **figures, **stale)
 
 
 def tell(watcher, first: int, last: int) -> None:
@@ -154,10 +156,12 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert found["train/loss"] == pytest.approx({n: 1 / n for n in range(1, 5)})
     assert found["time/exposed_s"] == pytest.approx(dict.fromkeys(range(1, 5), 0.001))
     assert found["epoch/accuracy"] == pytest.approx({2: 0.6, 4: 0.7})
+    assert (found["epoch/staleness_mean"], found["epoch/staleness_max"]) == ({4: 1.5}, {4: 3.0})
     assert found.keys() == {
         *(f"train/{name}" for name in ("loss", "lr")),
         *(f"time/{name}_s" for name in ("step", "compute", "communication", "exposed")),
         *(f"epoch/{name}" for name in ("loss", "accuracy", "samples_per_s")),
+        *(f"epoch/staleness_{name}" for name in ("mean", "max")),
     }
 
 
@@ -171,7 +175,7 @@ def test_tensorboard_shows_each_step_once_when_a_run_goes_on(tmp_path):
     assert [event.step for event in events.Tensors("epoch/loss")] == [2, 4]
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pipeline"])
+@pytest.mark.parametrize("strategy", ["mirrored", "pipeline", "parameter_server"])
 def test_tensorboard_has_a_histogram_of_every_parameter_once_an_epoch(
     strategy, tmp_path, monkeypatch
 ):

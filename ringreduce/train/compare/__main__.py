@@ -17,7 +17,7 @@ from ringreduce.parallel.together import REFUSED, gather_words, nothing, said, t
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.compare import report
-from ringreduce.train.compare.options import Request, read, servers_of
+from ringreduce.train.compare.options import Request, read
 from ringreduce.train.compare.report import Row
 from ringreduce.train.loop import Trainer
 from ringreduce.train.pace import Pace
@@ -64,7 +64,7 @@ def compare(
     nodes = [[rank for rank in node if rank < ranks] for node in comm.nodes]
     found = request.rows([node for node in nodes if node])
     inputs.check_same(comm, together(comm, lambda: inputs.load(settings)))
-    rows = [Row(s, 1 if s == OneDevice() else ranks, servers_of(s), request.to) for s in found]
+    rows = [Row(s, 1 if s == OneDevice() else ranks, s.servers, request.to) for s in found]
     for seed in range(settings.seed, settings.seed + request.given.outputs().seeds):
         turns = [_Turns(comm, row, request, seed) for row in rows]
         for epoch in range(settings.epochs):

@@ -64,14 +64,10 @@ class Request:
 
     def _check(self, strategy: Strategy, nodes: Sequence[Sequence[int]]) -> None:
         if strategy != OneDevice():
-            more = range(servers_of(strategy))  # beside the ranks of the last node
+            more = range(strategy.servers)  # beside the ranks of the last node
             strategy.check_installed()
             strategy.check_device(self.given.outputs().device)
             strategy.check([*nodes[:-1], [*nodes[-1], *more]], self.given.settings())
-
-
-def servers_of(strategy: Strategy) -> int:
-    return strategy.servers if isinstance(strategy, ParameterServer) else 0
 
 
 def _all(ranks: int) -> list[Strategy]:
@@ -131,7 +127,7 @@ def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> int:
 
     Raises ValueError if a strategy cannot be used.
     """
-    return max(map(servers_of, request.rows(nodes)))
+    return max(strategy.servers for strategy in request.rows(nodes))
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
