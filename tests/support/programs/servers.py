@@ -26,9 +26,11 @@ def main(how: str) -> None:
     """Count numbers by the store that `how` describes in JSON.
 
     Its `victims` are rank -> moment: a number of seconds, or ["update", n], within that update.
+    The statement `then` comes after the store.
     """
     options = json.loads(how)
     moment, count = options.pop("victims").get(str(RANK)), options.pop("count")
+    then = options.pop("then", "")
     updates = itertools.count(1)
 
     def update(parameters, slots, gradient, staleness, number) -> None:
@@ -64,6 +66,7 @@ def main(how: str) -> None:
             wrong = np.flatnonzero(store.pull()["w"] != 1).tolist()
             found = {"wrong": wrong, "pushes": pushes}
         report(RANK, found | {"lost": store.stats.lost})
+    exec(then)
 
 
 if __name__ == "__main__":
