@@ -551,7 +551,7 @@ class ParameterStore:
                 works.append(call(array.view(np.uint8), rank, tag, async_op=True))
             except rr.PeerLostError as error:
                 errors.append(error)
-        for work in works:
+        for work in reversed(works):  # who receives nothing has stopped; who sends nothing may wait
             try:
                 work.wait()
             except rr.PeerLostError as error:

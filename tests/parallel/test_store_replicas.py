@@ -132,6 +132,23 @@ def test_a_job_without_mpi_goes_on_when_a_rank_is_killed(tmp_path, staleness, vi
     assert all(found.get("wrong", []) == [] for found in living)
 
 
+def test_a_server_that_receives_nothing_is_named_and_not_one_that_waits_for_it():
+    class Late:
+        def __init__(self, x=None, peer=0, tag=0, async_op=True):
+            self.ranks = (peer,)
+
+        def wait(self):
+            raise rr.PeerTimeoutError("late", self.ranks)
+
+    Late.send = Late.recv = Late
+
+    store, message = ParameterStore.__new__(ParameterStore), np.zeros(1)
+    store._comm = Late
+    with pytest.raises(rr.PeerTimeoutError) as seen:
+        store._together([(message, 4, 0)], [(message, 3, 0)])
+    assert seen.value.ranks == (3,)
+
+
 def test_a_rank_that_closes_after_a_loss_is_not_lost_itself():
     closed, found = threading.Event(), []
 
