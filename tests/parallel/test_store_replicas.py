@@ -11,7 +11,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.train import ParameterStore
-from tests.parallel.test_parameter_store import count, leave, spawned, value
+from tests.parallel.test_parameter_store import count, leave, one, spawned, value
 from tests.support.mpi import MpiJobs
 
 COUNT = 24
@@ -48,6 +48,17 @@ def test_replicas_change_no_bit_and_no_gradient_is_sent_twice(servers, replicas,
             name: array.tobytes() for name, array in wanted.items()
         }
         assert bytes_now < 1.1 * sent
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_gradient_that_other_servers_get_is_read_only(replicas):
+    seen = []
+
+    def update(parameters, slots, gradient, staleness, number):
+        seen.append(gradient.flags.writeable)
+
+    spawned(lambda comm, store: store.push(one(0)), 1, 2, update=update, replicas=replicas)
+    assert set(seen) == {replicas == 1}
 
 
 MODES = [{"staleness": 0}, {"staleness": 0, "backup_workers": 1}, {"staleness": 1}]
