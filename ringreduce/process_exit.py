@@ -56,16 +56,22 @@ def prepare(environment: Environment) -> None:
 
 @cache
 def keep_children_from_finalizing() -> None:
-    """Have forked children end without MPI_Finalize, which ends the job or waits for ranks.
+    """Have forked children end without MPI_Finalize, which ends the job or waits for ranks."""
+    os.register_at_fork(after_in_child=_without_finalize())
+
+
+@cache
+def _without_finalize() -> Callable[[], None]:
+    """Return a function that has this process end without MPI_Finalize, with its own exit code.
 
     mpi4py registers a C function that the interpreter calls at its very end, when no Python code
-    runs and the exit code is chosen.  So a forked child replaces the pointer to that function, in
-    the interpreter's list, by one to a function that does nothing.
+    runs and the exit code is chosen.  So the pointer to that function, in the interpreter's list,
+    is replaced by one to a function that does nothing.
     """
     libc, file = ctypes.CDLL(None), os.fsencode(sys.modules["mpi4py.MPI"].__file__ or "")
     nothing = ctypes.cast(libc.getpid, ctypes.c_void_p).value or 0
     if ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(nothing)):
-        return  # the list is full
+        return lambda: None  # the list is full
     runtime = ctypes.c_size_t.in_dll(ctypes.pythonapi, "_PyRuntime")
     words = (ctypes.c_size_t * _RUNTIME_WORDS).from_address(ctypes.addressof(runtime))
     ours = next((index for index, word in enumerate(words) if word == nothing), 0)
@@ -76,11 +82,11 @@ def keep_children_from_finalizing() -> None:
         if libc.dladdr(ctypes.c_void_p(words[index]), of_code) and of_code[0] == file
     ]
 
-    def forked() -> None:
+    def forget() -> None:
         for index in found:
             words[index] = nothing
 
-    os.register_at_fork(after_in_child=forked)
+    return forget
 
 
 def check_size(environment: Environment, world_size: int) -> None:
@@ -225,6 +231,8 @@ def _close(engine: Engine, pid: int) -> None:
         _leave_without_finalizing(lambda: engine.farewell(_FAREWELL_S), pid)
     elif failed:  # the communicator is closed, but a Work failed and nobody has waited for it
         _leave_without_finalizing(lambda: None, pid)
+    elif engine.has_survived and engine not in _without_mpi:
+        _without_finalize()()
 
 
 def _print_once(error: MismatchError | PeerLostError) -> None:

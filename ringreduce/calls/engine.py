@@ -136,6 +136,8 @@ class Engine:
         """The meeting in which all ranks close the communicator."""
         self.survives_losses = False
         """Whether a lost rank does not count when the communicator is closed."""
+        self.has_survived = False
+        """Whether the communicator was closed although a rank was lost: MPI_Finalize may hang."""
         self.to_close = [self]
         """A list of this engine, which `close` empties.  Others keep the list, not the engine."""
         self.fast_path: FastPath | None = None
@@ -609,6 +611,7 @@ class Engine:
                     if not self.survives_losses:
                         raise
                     self.ended = _closed()  # the living ranks need not meet
+                    self.has_survived = True
                 else:
                     self._free_discarded()
                     self._flows.close()

@@ -75,6 +75,8 @@ class ParameterStore:
             parameters, and a tuple with the optimizer's arrays, `slots`.  `staleness` is that of
             the push on this server.  `number` is the number that `steps` dealt, in a synchronous
             step the largest of its gradients; without `steps` the number of updates before.
+            With `replicas` above 1 it must not change `gradient`, which other servers get too:
+            NumPy raises ValueError, unless `gradient` is the mean of several.
         slots: names of the optimizer's arrays, which are zero at first, or name -> (name of a
             parameter -> array).
         servers: number of servers.
@@ -551,7 +553,7 @@ class ParameterStore:
                 works.append(call(array.view(np.uint8), rank, tag, async_op=True))
             except rr.PeerLostError as error:
                 errors.append(error)
-        for work in works:
+        for work in reversed(works):  # who receives nothing has stopped; who sends nothing may wait
             try:
                 work.wait()
             except rr.PeerLostError as error:

@@ -17,8 +17,7 @@ Apply = namedtuple("Apply", "step pushes")  # one update, with pushes in rank or
 Discard = namedtuple("Discard", "worker id")  # a push whose step had closed
 Go = namedtuple("Go", "worker step")
 """The worker's pull returns the parameters after all steps before this one."""
-Number = namedtuple("Number", "worker number")
-"""The next number of the worker, which waits in `steps`; None ends its loop."""
+Number = namedtuple("Number", "worker number")  # of its next turn in `steps`; None ends the loop
 
 
 @dataclass(slots=True)
@@ -93,8 +92,9 @@ class Rule:
             if self.staleness != 0:
                 state.step = self.step + len(self._pushed)
             if state.step < self.step:
+                self.break_off(worker)  # a worker that waits gets the number
                 self._decided.append(Discard(worker, id))
-                state.step = self.step
+                state.step, state.takes_part = self.step, True
             else:
                 self._pushed.setdefault(state.step, []).append(Push(worker, id, state.number))
                 if state.number is not None:

@@ -7,6 +7,8 @@ replicas a worker is killed.  Counts what must not be: jobs that end with an err
 numbers that are not in the parameters exactly once; ranks that are said to be lost and are not;
 replicas that differ.  Exits with 1 if any was seen, or if the median of the pauses is longer than
 half a second.  A pause lasts from the kill to the end of the next push of the slowest worker.
+
+Then measures how busy a server is whose worker sleeps: the share of a core, at most 20 %.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ LATEST_S = 0.4
 LIMIT_S = 100.0
 """Seconds; a job that takes longer hangs."""
 PAUSE_S = 0.5
+IDLE = {"servers": 1, "count": 1, "victims": {}, "idle_s": 10.0}
+BUSY_SHARE = 0.2
 COUNTED = ("codes", "hangs", "wrong_numbers", "wrong_losses", "different_replicas")
 
 
@@ -85,6 +89,18 @@ def pause_of(done: Finished) -> float | None:
     return max((min(each) - killed_at for each in ends if each), default=None)
 
 
+def waiting(command: str) -> dict[str, Any]:
+    """Measure the share of a core of a server that waits, over shared memory and over MPI."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = MpiJobs(Path(folder))
+        (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
+        shares = {}
+        for name, transport in (("busy_share_shared_memory", "auto"), ("busy_share_mpi", "mpi")):
+            _, server = jobs.run_ok("servers", 2, json.dumps(IDLE | {"transport": transport}))
+            shares[name] = server["busy"]
+    return {"test": "a server that waits", **shares, **where, "ranks": 2}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.long.servers")
     parser.add_argument("--times", type=int, default=200)
@@ -119,10 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         **where,
         "seed": options.seed,
     }
-    print(json.dumps(row, indent=1))
+    idle = waiting(command)
+    print(json.dumps([row, idle], indent=1))
     if options.record:
-        rows.replace("servers", [row], same=("test",))
-    return int(bool(wrong) or row["pause_median_s"] > PAUSE_S)
+        rows.replace("servers", [row, idle], same=("test",))
+    is_busy = max(idle["busy_share_shared_memory"], idle["busy_share_mpi"]) > BUSY_SHARE
+    return int(bool(wrong) or row["pause_median_s"] > PAUSE_S or is_busy)
 
 
 if __name__ == "__main__":

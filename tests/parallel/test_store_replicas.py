@@ -11,7 +11,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.train import ParameterStore
-from tests.parallel.test_parameter_store import count, leave, spawned, value
+from tests.parallel.test_parameter_store import count, leave, one, spawned, value
 from tests.support.mpi import MpiJobs
 
 COUNT = 24
@@ -48,6 +48,17 @@ def test_replicas_change_no_bit_and_no_gradient_is_sent_twice(servers, replicas,
             name: array.tobytes() for name, array in wanted.items()
         }
         assert bytes_now < 1.1 * sent
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_gradient_that_other_servers_get_is_read_only(replicas):
+    seen = []
+
+    def update(parameters, slots, gradient, staleness, number):
+        seen.append(gradient.flags.writeable)
+
+    spawned(lambda comm, store: store.push(one(0)), 1, 2, update=update, replicas=replicas)
+    assert set(seen) == {replicas == 1}
 
 
 MODES = [{"staleness": 0}, {"staleness": 0, "backup_workers": 1}, {"staleness": 1}]
@@ -130,6 +141,23 @@ def test_a_job_without_mpi_goes_on_when_a_rank_is_killed(tmp_path, staleness, vi
     assert "killed_at" in done.results[killed]
     assert all(found["lost"] == [killed] for found in living)
     assert all(found.get("wrong", []) == [] for found in living)
+
+
+def test_a_server_that_receives_nothing_is_named_and_not_one_that_waits_for_it():
+    class Late:
+        def __init__(self, x=None, peer=0, tag=0, async_op=True):
+            self.ranks = (peer,)
+
+        def wait(self):
+            raise rr.PeerTimeoutError("late", self.ranks)
+
+    Late.send = Late.recv = Late
+
+    store, message = ParameterStore.__new__(ParameterStore), np.zeros(1)
+    store._comm = Late
+    with pytest.raises(rr.PeerTimeoutError) as seen:
+        store._together([(message, 4, 0)], [(message, 3, 0)])
+    assert seen.value.ranks == (3,)
 
 
 def test_a_rank_that_closes_after_a_loss_is_not_lost_itself():

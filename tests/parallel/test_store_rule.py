@@ -67,6 +67,7 @@ def test_a_push_seen_twice_and_a_push_after_a_loss_are_ignored():
         ("if state.step < self.step:", "if False:", "late push stays", (0, 1)),
         ("if self.staleness != 0:", "if state.step < self.step:", "other pushes", (0, 1)),
         # A number is dealt twice, or to a worker that is a step ahead.
+        ("self.break_off(worker)  # a", "pass  #", "a number is not dealt", (0, 1, (3,))),
         ("heappop(self._pool)", "self._pool[0]", "dealt twice", (None, 0, (3,))),
         (" - held", "", "dealt twice", (1, 0, (3,), 0, 0, 1)),
         (" and number not in self.applied", "", "dealt twice", (0, 1, (3,), 0, 0, 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -170,6 +171,21 @@ def test_a_program_shrinks_its_communicator(tmp_path):
     assert "0 2 2 <" in done.stdout, done
     assert "1 2 2 <" in done.stdout, done
     assert done.stdout.count("superseded") == 2, done
+
+
+@live
+@pytest.mark.parametrize(
+    ("then", "code"),
+    [("print('at the end')", 0), ("sys.exit(3)", 3), ("raise KeyError('afterwards')", 1)],
+)
+def test_a_store_that_survives_a_killed_server_ends_with_the_code_of_the_program(mpi, then, code):
+    how = {"servers": 2, "replicas": 2, "staleness": None, "count": 60, "then": then}
+    words = json.dumps(how | {"victims": {3: ["update", 25]}})
+    done = mpi.run("servers", 4, words, options=["--with-ft", "ulfm", "--bind-to", "none"])
+    assert done.returncode == code, done.output
+    if code != 1:  # an exception ends the other ranks
+        assert [found.get("lost") for found in done.results] == [[3], [3], [3], None]
+        assert done.output.count("at the end") == (0 if code else 3)
 
 
 def test_an_mpi_that_cannot_shrink_says_why(start, tmp_path):

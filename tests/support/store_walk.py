@@ -125,8 +125,9 @@ class World:
         self.pending, self.dropped, self.deaths = [], [], self.deaths - 1
         reports = {}
         for rank, worker in enumerate(self.workers):
-            for step, _, id, _ in reversed([push for push in again if push[1] == rank]):
+            for step, _, id, number in reversed([push for push in again if push[1] == rank]):
                 worker.last, worker.pushes, worker.step = id - 1, worker.pushes - 1, step
+                worker.number = number
             worker.step = min(worker.step, self.closed) if self.backup_workers else self.closed
             if worker.at != "gone":
                 takes_part = worker.at != "left"
@@ -198,7 +199,7 @@ class World:
         assert late[0] < self.closed, "a push in time is dropped"
         self.pending.remove(late)
         self.dropped += [late] if self.deaths else []
-        self.workers[rank].step = self.closed
+        self.workers[rank].step, self.workers[rank].number = self.closed, None
 
     def _go(self, rank: int, step: int) -> None:
         worker = self.workers[rank]

@@ -26,9 +26,12 @@ def main(how: str) -> None:
     """Count numbers by the store that `how` describes in JSON.
 
     Its `victims` are rank -> moment: a number of seconds, or ["update", n], within that update.
+    The statement `then` comes after the store.  A worker sleeps for `idle_s` seconds before.
     """
     options = json.loads(how)
     moment, count = options.pop("victims").get(str(RANK)), options.pop("count")
+    then, idle_s = options.pop("then", ""), options.pop("idle_s", 0)
+    transport = options.pop("transport", None)
     updates = itertools.count(1)
 
     def update(parameters, slots, gradient, staleness, number) -> None:
@@ -40,7 +43,7 @@ def main(how: str) -> None:
 
     params = {"w": np.zeros(count), "v": np.zeros(9)}
     with (
-        rr.init(timeout_s=60) as comm,
+        rr.init(timeout_s=60, transport=transport) as comm,
         rr.train.ParameterStore(comm, params, update, **options) as store,
     ):
         if isinstance(moment, float):
@@ -48,13 +51,17 @@ def main(how: str) -> None:
             timer.daemon = True
             timer.start()
         if store.is_server:
+            begin_s, busy_s = time.perf_counter(), time.process_time()
             store.serve()
+            share = (time.process_time() - busy_s) / (time.perf_counter() - begin_s)
             digests = {
                 shard: hashlib.sha256(b"".join(map(bytes, replica._parameters.values())))
                 for shard, replica in store._server.replicas.items()
             }
-            found = {"replicas": {shard: each.hexdigest() for shard, each in digests.items()}}
+            replicas = {shard: each.hexdigest() for shard, each in digests.items()}
+            found = {"replicas": replicas, "busy": round(share, 3)}
         else:
+            time.sleep(idle_s)
             pushes = []
             for number in store.steps(count):
                 store.pull()
@@ -64,6 +71,7 @@ def main(how: str) -> None:
             wrong = np.flatnonzero(store.pull()["w"] != 1).tolist()
             found = {"wrong": wrong, "pushes": pushes}
         report(RANK, found | {"lost": store.stats.lost})
+    exec(then)
 
 
 if __name__ == "__main__":
