@@ -7,6 +7,7 @@ writes the tables into `strategies.md` anew.  `docs/picture.py` draws the pictur
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import tomllib
@@ -44,6 +45,7 @@ from ringreduce.picture.style import (
 )
 from ringreduce.picture.svg import element, text
 from ringreduce.train import mlp, strategies
+from ringreduce.train.compare import report
 from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
@@ -769,6 +771,32 @@ def _steps(every: int, colours: Sequence[str]) -> list[list[Action]]:
     return bars
 
 
+# --- a comparison ---------------------------------------------------------------------------------
+
+_RESULTS = PAGE.parent.parent / "bench_results" / "strategies.jsonl"
+
+
+def recorded() -> list[report.Row]:
+    """Return the rows of a comparison in which one rank is slow, which a benchmark has recorded."""
+    lines = map(json.loads, _RESULTS.read_text(encoding="utf-8").splitlines())
+    rows = []
+    for figures in (line["figures"] for line in lines if line["case"] == "slow"):
+        strategy = strategies.by_name(figures["strategy"], figures["options"])
+        ranks, servers = figures["ranks"], figures["servers"]
+        rows.append(report.Row(strategy, ranks, servers, to=90, runs=[figures]))
+    return rows
+
+
+def compared() -> str:
+    """Return the table that `compare` prints of these rows."""
+    return "\n".join(["```text", *report.table(recorded()), "```"])
+
+
+def compare() -> str:
+    """Return the picture that `compare` draws of these rows."""
+    return report.picture(recorded())
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "strategy-one-device": one_device,
     "strategy-mirrored": mirrored,
@@ -792,13 +820,14 @@ PICTURES: dict[str, Callable[[], str]] = {
     "strategy-placement": placement,
     "strategy-copies": copies,
     "strategy-local-sgd": local_sgd,
+    "strategy-compare": compare,
 }
 
 
 def main() -> None:
     """Write the tables into the page."""
     page = PAGE.read_text(encoding="utf-8")
-    for name, written in {"table": table()}.items():
+    for name, written in {"table": table(), "compared": compared()}.items():
         place = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
         page = place.sub(lambda _, written=written: written, page)
     PAGE.write_text(page, encoding="utf-8")
