@@ -3,6 +3,9 @@
     ringreduce run -n 4 -m benchmarks.strategies local_sgd [--seeds 10]
     ringreduce run -n 5 -m benchmarks.strategies (equal | machines | slow | jitter | stale)
     ringreduce run -n 2 -m benchmarks.strategies push_pull
+    ringreduce run -n 3 -m benchmarks.strategies probe
+    python -m benchmarks.hosts --ranks 1,1,1,1,1,1,1,1 --rate 200mbit -- \\
+        python -m benchmarks.strategies hosts
 
 ``local_sgd`` trains the digits with several seeds: by replicas that add up their gradients in every
 step, and by replicas that average their weights every 8 steps and every 32.  A row has the mean,
@@ -14,7 +17,10 @@ a batch, and four ranks compute their shares: alike, one four times slower, or a
 ``stale`` has the accuracy of workers that do not wait, over several seeds.
 
 ``push_pull`` is one worker that pushes all parameters to a server and pulls them, beside MPI's
-Accumulate and Get, in turns.  Times are the least of ten turns.
+Accumulate and Get, in turns.  ``probe`` is two workers and a server, beside the same store with a
+`probe` that has no compiled code and marks every pair as busy, in turns.  Times are the least of
+ten turns.  ``hosts`` is four workers and four servers, each on a host of its own, beside a ring
+all-reduce of the four workers; the least of three turns.
 
 Writes rows to ``bench_results/strategies.jsonl``.
 """
@@ -103,8 +109,9 @@ def _speeds(
     comm: rr.Communicator, strategies: list[Strategy], base: str, runs: int, **how: Any
 ) -> Iterator[dict[str, Any]]:
     """Yield the median speed of each strategy over several runs, beside that of `base`."""
+    epochs = 5 if runs == 1 else 2
     found = [
-        compared(comm, strategies, {"compute_ms": 32.0, **how}, epochs=2, seed=seed)
+        compared(comm, strategies, {"compute_ms": 32.0, **how}, epochs=epochs, seed=seed)
         for seed in range(runs)
     ]
     for name in found[0] if not comm.rank else ():
@@ -114,7 +121,11 @@ def _speeds(
         row = {"name": name, "runs": runs, "samples_per_s": round(statistics.median(speeds), 1)}
         ratio = statistics.median(a / b for a, b in zip(speeds, bases, strict=True))
         row |= {"times": round(ratio, 3), "of": base}
-        yield row | {"idle": round(statistics.median(record["idle"] for record in records), 3)}
+        row["idle"] = round(statistics.median(record["idle"] for record in records), 3)
+        if runs == 1:  # docs/strategies.py draws this run
+            points = [(round(s, 3), a) for s, a in found[0][name].runs[0]["points"]]
+            row["figures"] = {**records[0], "points": points}
+        yield row
 
 
 def machines(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
@@ -143,31 +154,68 @@ def push_pull(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
     for kib, times in ((38, 1000), (1024, 100), (16384, 10)):
         count, found = kib * 256, []
         for _ in range(10):
-            found.append((_by_store(comm, count, times), _by_mpi(comm, count, times)))
+            found.append((_by_store(comm, count, times)[0], _by_mpi(comm, count, times)))
         ours, theirs = (min(each) for each in zip(*found, strict=True))
         row = {"name": f"push_pull {kib} KiB", "us": round(1e6 * ours, 1)}
         yield row | {"mpi_us": round(1e6 * theirs, 1), "of_mpi": round(theirs / max(ours, 1e-9), 3)}
 
 
-def _by_store(comm: rr.Communicator, count: int, times: int) -> float:
-    """Return the seconds of a push and a pull; 0 on the server."""
+def probe(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield the row of two workers and a server.  Collective, on three ranks."""
+    new, old = comm.split(0), comm.split(0)
+    assert new is not None
+    assert old is not None
+    del old.__dict__["probe"]  # leaves the method in Python
+    old._engine.endpoint.road.offers = lambda peer, tag: None  # so it takes all messages itself
+    found = [[_by_store(each, 38 * 256, 1000)[0] for each in (new, old)] for _ in range(10)]
+    ours, before = (1e6 * min(each) for each in zip(*found, strict=True))
+    row = {"name": "probe 38 KiB", "us": round(ours, 1), "python_us": round(before, 1)}
+    yield row | {"times": round(before / max(ours, 1e-9), 2)}
+
+
+def hosts(comm: rr.Communicator, seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield the row of as many servers as workers.  Collective, each rank on a host."""
+    count, times, servers = 1 << 22, 3, comm.size // 2
+    x, ring = np.ones(count, np.float32), comm.split(int(comm.rank < servers))
+    assert ring is not None
+    by_store, by_ring = [], []
+    for _ in range(3):
+        by_store.append(_by_store(comm, count, times, servers=servers, staleness=0))
+        begin = time.perf_counter()
+        for made in range(2 * times if comm.rank < servers else 0):
+            if made == times:
+                begin = time.perf_counter()
+            ring.all_reduce(x, out=x, op="mean", algorithm="ring")
+        by_ring.append((time.perf_counter() - begin) / times)
+    (seconds, sent), ring_s = min(by_store), min(by_ring)
+    ring_sent = ring.sent_bytes("all_reduce", x, algorithm="ring")
+    row = {"name": f"{servers} workers and servers", "bytes": x.nbytes}
+    row |= {"sent": round(sent / x.nbytes, 4), "ring_sent": round(ring_sent / x.nbytes, 4)}
+    row |= {"ms": round(1e3 * seconds, 1), "ring_ms": round(1e3 * ring_s, 1)}
+    yield row | {"times_the_ring": round(seconds / ring_s, 3)}
+
+
+def _by_store(comm: rr.Communicator, count: int, times: int, **options: Any) -> tuple[float, float]:
+    """Return a worker's seconds and sent bytes of a push and a pull; (0, 0) on a server."""
 
     def update(parameters: Any, slots: Any, gradient: Any, staleness: int, number: int) -> None:
         parameters += gradient
 
     params, gradients = {"w": np.zeros(count, np.float32)}, {"w": np.ones(count, np.float32)}
-    with rr.train.ParameterStore(comm, params, update, staleness=None) as store:
+    options = {"staleness": None} | options
+    with rr.train.ParameterStore(comm, params, update, **options) as store:
         if store.is_server:
             store.serve()
-            return 0.0
+            return 0.0, 0.0
         for made in range(2 * times):
             if made == times:  # the memory is warm
                 begin = time.perf_counter()
             store.push(gradients)
             pulled = store.pull()["w"]
         seconds = (time.perf_counter() - begin) / times
-        assert (pulled == 2 * times).all()
-    return seconds
+        least, most, wanted = pulled.min(), pulled.max(), 2 * times
+        assert wanted <= least == most <= wanted * store.workers, (least, most)
+        return seconds, store.stats.sent_bytes / wanted
 
 
 def _by_mpi(comm: rr.Communicator, count: int, times: int) -> float:
@@ -205,6 +253,8 @@ CASES: dict[str, Callable[[rr.Communicator, int], Iterator[dict[str, Any]]]] = {
     "jitter": jitter,
     "stale": stale,
     "push_pull": push_pull,
+    "probe": probe,
+    "hosts": hosts,
 }
 
 

@@ -1,12 +1,13 @@
-"""Make the table and the pictures of the page on strategies, from runs of the strategies.
+"""Make the tables and the pictures of the page on strategies, from runs of the strategies.
 
     python docs/strategies.py
 
-writes the table into `strategies.md` anew.  `docs/picture.py` draws the pictures.
+writes the tables into `strategies.md` anew.  `docs/picture.py` draws the pictures.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import tomllib
@@ -22,6 +23,7 @@ import ringreduce as rr
 from ringreduce.algorithms import build
 from ringreduce.parallel import store_messages
 from ringreduce.parallel.mesh import Coordinates, coordinates
+from ringreduce.parallel.store_chain import chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, Group, draw_bars
@@ -43,6 +45,7 @@ from ringreduce.picture.style import (
 )
 from ringreduce.picture.svg import element, text
 from ringreduce.train import mlp, strategies
+from ringreduce.train.compare import report
 from ringreduce.train.configuration import to_flags
 from ringreduce.train.search.halving import halve
 from ringreduce.train.tensor_parallel import slices
@@ -50,7 +53,6 @@ from ringreduce.train.tensor_parallel import slices
 PAGE = Path(__file__).with_name("strategies.md")
 _RANKS = 4
 _TWO_NODES = [2, 2]
-_TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
 
 # --- the table ------------------------------------------------------------------------------------
 
@@ -688,6 +690,52 @@ def staleness() -> str:
     return draw_bars(title, f"{batches} batches · {_FACTS[_one_slow]}", groups)
 
 
+_SHARD_WIDE, _SHARD_HIGH, _SERVER_GAP = 124.0, 36.0, 90.0
+_COPIES, _KILLED = 3, 1
+"""Servers, each with a shard of its own and a copy of another; and the one that is killed."""
+_SERVERS_HIGH = 40 + _COPIES * (_SHARD_HIGH + 16)
+
+
+def copies() -> str:
+    """Return the copies of each shard, and their tasks before and after a server is killed."""
+    words = f"{_COPIES} servers, 2 copies of each shard: server {_KILLED} is killed"
+    note = "Workers push to the head of a shard's chain. Its tail acknowledges, and answers pulls."
+    right = 2 * (MARGIN + _PAD) + _COPIES * (_SHARD_WIDE + _SERVER_GAP) - _SERVER_GAP
+    elements = [
+        text(MARGIN, 34, words, TITLE_SIZE, font_weight="bold"),
+        text(MARGIN, 56, note, FACTS_SIZE, fill=FAINT),
+        *_servers(76, ()),
+        *_servers(76 + _SERVERS_HIGH + 28, (_KILLED,)),
+    ]
+    return document(right, 104 + 2 * _SERVERS_HIGH + MARGIN, words, elements)
+
+
+def _servers(top: float, lost: Sequence[int]) -> Iterator[str]:
+    """Yield servers with their shards; those that are lost are crossed out."""
+    x = [MARGIN + _PAD + server * (_SHARD_WIDE + _SERVER_GAP) for server in range(_COPIES)]
+    wide, bottom = _SHARD_WIDE + 2 * _PAD, top + _SERVERS_HIGH
+    for server in range(_COPIES):
+        size = {"x": x[server] - _PAD, "y": top, "width": wide, "height": _SERVERS_HIGH, "rx": 8}
+        yield element("rect", **size, fill=FRAME, stroke=EDGE)
+        yield _centred(x[server] + _SHARD_WIDE / 2, top + 18, f"server {server}")
+    for server in lost:
+        x1, x2 = x[server] - _PAD, x[server] + _SHARD_WIDE + _PAD
+        cross = f"M{x1:g},{top:g}L{x2:g},{bottom:g}M{x2:g},{top:g}L{x1:g},{bottom:g}"
+        yield _line(cross, PALETTE[1])
+    for shard in range(_COPIES):
+        y, chain = top + 40 + shard * (_SHARD_HIGH + 16), chain_of(shard, _COPIES, 2, lost)
+        for server in chain:
+            tasks = ["head"] * (server == chain[0]) + ["tail"] * (server == chain[-1])
+            name = f"shard {shard}: {', '.join(tasks)}"
+            yield _box(x[server], y, _SHARD_WIDE, _SHARD_HIGH, shard)
+            yield _centred(x[server] + _SHARD_WIDE / 2, y + _SHARD_HIGH / 2, name)
+        for head, tail in pairwise(chain):
+            start, end = x[head] + _SHARD_WIDE + 4, x[tail] - 4
+            if tail < head:
+                start, end = x[head] - 4, x[tail] + _SHARD_WIDE + 4
+            yield from _arrow(start, end, y + _SHARD_HIGH / 2, "gradients")
+
+
 # --- averages of weights --------------------------------------------------------------------------
 
 _EVERY, _STEPS = 4, 8
@@ -723,6 +771,32 @@ def _steps(every: int, colours: Sequence[str]) -> list[list[Action]]:
     return bars
 
 
+# --- a comparison ---------------------------------------------------------------------------------
+
+_RESULTS = PAGE.parent.parent / "bench_results" / "strategies.jsonl"
+
+
+def recorded() -> list[report.Row]:
+    """Return the rows of a comparison in which one rank is slow, which a benchmark has recorded."""
+    lines = map(json.loads, _RESULTS.read_text(encoding="utf-8").splitlines())
+    rows = []
+    for figures in (line["figures"] for line in lines if line["case"] == "slow"):
+        strategy = strategies.by_name(figures["strategy"], figures["options"])
+        ranks, servers = figures["ranks"], figures["servers"]
+        rows.append(report.Row(strategy, ranks, servers, to=90, runs=[figures]))
+    return rows
+
+
+def compared() -> str:
+    """Return the table that `compare` prints of these rows."""
+    return "\n".join(["```text", *report.table(recorded()), "```"])
+
+
+def compare() -> str:
+    """Return the picture that `compare` draws of these rows."""
+    return report.picture(recorded())
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "strategy-one-device": one_device,
     "strategy-mirrored": mirrored,
@@ -744,14 +818,19 @@ PICTURES: dict[str, Callable[[], str]] = {
     ),
     "strategy-backup": partial(_lines, ("one backup worker", _one_slow, 0, 1)),
     "strategy-placement": placement,
+    "strategy-copies": copies,
     "strategy-local-sgd": local_sgd,
+    "strategy-compare": compare,
 }
 
 
 def main() -> None:
-    """Write the table into the page."""
+    """Write the tables into the page."""
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_TABLE.sub(lambda _: table(), page), encoding="utf-8")
+    for name, written in {"table": table(), "compared": compared()}.items():
+        place = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n\n<!-- end -->)", re.S)
+        page = place.sub(lambda _, written=written: written, page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -199,10 +199,12 @@ def test_pages_have_commands():
 
 
 @pytest.mark.slow
-def test_the_table_of_strategies_is_computed():
-    program = "import strategies; print(strategies.table())"
+@pytest.mark.parametrize("name", ["table", "compared"])
+def test_the_tables_of_strategies_are_computed(name):
+    program = f"import strategies; print(strategies.{name}())"
     printed = output_of([sys.executable, "-c", program], ROOT / "docs")
-    assert f"<!-- table -->\n\n{printed}\n<!-- end -->" in (ROOT / "docs/strategies.md").read_text()
+    page = (ROOT / "docs/strategies.md").read_text()
+    assert f"<!-- {name} -->\n\n{printed}\n<!-- end -->" in page
 
 
 def test_the_pages_have_no_other_blocks():

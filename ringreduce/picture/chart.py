@@ -25,6 +25,7 @@ from ringreduce.picture.style import (
     MARGIN,
     NAME_SIZE,
     NUMBER_SIZE,
+    PALETTE,
     PAPER,
     TITLE_SIZE,
     document,
@@ -245,7 +246,8 @@ class _Drawn:
             if abs(y - end) > 2:
                 leader = f"M{x + 3:.6g},{end:.6g}L{x + 10:.6g},{y:.6g}"
                 yield element("path", d=leader, stroke=line.colour, fill="none")
-            yield text(x + 12, y + 4, line.name, NAME_SIZE, fill=line.colour, class_="name")
+            ink = INK if line.colour in PALETTE[4:] else line.colour  # some are too pale for text
+            yield text(x + 12, y + 4, line.name, NAME_SIZE, fill=ink, class_="name")
 
     def _note(self, note: Note) -> str:
         x, y = self._at(note.at)

@@ -147,9 +147,14 @@ def write_all(rows: Sequence[Row], request: Request) -> None:
         request.json.write_text("".join(f"{json.dumps(row.record)}\n" for row in rows), "utf-8")
     known = [row for row in rows if not row.error]
     if request.picture is not None and known:
-        facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
-        title = " ".join(_sentences(rows)[:1]) or known[0].name
-        write(request.picture, chart(title, facts, _panels(known), columns=1))
+        write(request.picture, picture(known))
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """Return the picture of rows without an error."""
+    facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
+    title = " ".join(_sentences(rows)[:1]) or rows[0].name
+    return chart(title, facts, _panels(rows), columns=1)
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:
