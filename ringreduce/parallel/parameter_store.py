@@ -514,7 +514,8 @@ class ParameterStore:
             sends += [(self._head, rank, REQUEST), *((link.pushed, rank, DATA) for link in links)]
         if self._copies > 1:
             return self._ask_tails(sends)
-        self._together((), sends)
+        for message in sends:  # one after another: so each server receives from another worker
+            self._send(*message)
         return []
 
     def _ask_tails(self, sends: Sequence[Message] = ()) -> list[Any]:
@@ -538,11 +539,12 @@ class ParameterStore:
             self._comm.recv(self._links[0].answer, self.workers, DATA)
             return
         self._head["ranks"][0, list(self._lost)] = True
-        receives = []
         for rank, links in self._tails.items():
-            receives += [(link.answer, rank, DATA) for link in links]
-            receives += [(link.slots_for(self._slots), rank, SLOTS) for link in links if slots]
-        self._together(receives, [(self._head, rank, REQUEST) for rank in self._tails])
+            self._send(self._head, rank, REQUEST)
+            for link in links:
+                self._comm.recv(link.answer, rank, DATA)
+                if slots:
+                    self._comm.recv(link.slots_for(self._slots), rank, SLOTS)
 
     def _together(self, receives: Sequence[Message], sends: Sequence[Message]) -> None:
         """Receive and send; wait until all is over, also where servers are lost."""
