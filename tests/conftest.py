@@ -25,6 +25,8 @@ LEFT_OUT = pytest.StashKey[int]()
 """How many tests the run leaves out."""
 SLOWEST_FILES = 12
 """How many files are named whose tests take the longest."""
+BEGIN_WITH = ("test_docs.py", "test_site.py", "test_faults.py", "test_launch_jobs.py", "test_jit.py")
+"""Files that take the longest: a worker that began them last would end alone."""
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a property: it has no public way to change them."""
 SMOKE_SHARE = 10
@@ -52,6 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.full)
     for item in chosen_for_smoke(items):
         item.add_marker(pytest.mark.smoke)
+    items.sort(key=lambda item: item.path.name not in BEGIN_WITH)
     if config.getoption("markexpr") == "smoke":
         for test in {item.obj for item in items if hypothesis.is_hypothesis_test(item.obj)}:
             draw_fewer_examples(test)
