@@ -122,6 +122,7 @@ class _OthersFirst:
         if waits and not self._has_waited:
             self._has_waited = True
             time.sleep(_OTHERS_FIRST_S)
+        job.ends_others = not any(engine.has_survived for engine in _open)
         self._following(kind, error, trace)
         if _without_mpi and os.getpid() == self._pid and not job.is_interactive():
             # In an MPI job this process would have ended by now.  The launcher ends the others.

@@ -31,6 +31,8 @@ ABORT_DEADLINE_S = 1.0
 
 _CONNECTING_S = 0.5
 """Seconds for Open MPI's other ranks to connect to mpiexec before this rank exits."""
+ends_others = True
+"""Whether `end_job` calls MPI_Abort: after a loss Open MPI's mpiexec may hang then."""
 _DRAIN_S = 1.0
 """Seconds to wait until the process manager has read the output of this rank."""
 
@@ -151,14 +153,14 @@ def end_job(code: int) -> None:
     """Flush the output, then end all ranks of this process's MPI job with exit code 1 to 255.
 
     Returns if there is nothing to end: the job has one rank, or this rank has finalised MPI, or is
-    of no MPI job.  The caller then has to exit.
+    of no MPI job, or has survived the loss of a rank.  The caller then has to exit.
     """
     finish()
     _flush()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         _abort_before_init(code)
-    elif not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
+    elif ends_others and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
         # mpi4py holds the GIL inside Abort, so only a thread written in C can end the process.
         with open(os.devnull, "w") as silence:
             faulthandler.dump_traceback_later(ABORT_DEADLINE_S, exit=True, file=silence)

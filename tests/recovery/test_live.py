@@ -183,7 +183,8 @@ def test_a_store_that_survives_a_killed_server_ends_with_the_code_of_the_program
     words = json.dumps(how | {"victims": {3: ["update", 25]}})
     done = mpi.run("servers", 4, words, options=["--with-ft", "ulfm", "--bind-to", "none"])
     assert done.returncode == code, done.output
-    if code != 1:  # an exception ends the other ranks
+    assert "MPI_ABORT" not in done.output  # mpiexec may hang then
+    if code != 1:  # mpiexec may end the other ranks before they end
         assert [found.get("lost") for found in done.results] == [[3], [3], [3], None]
         assert done.output.count("at the end") == (0 if code else 3)
 
