@@ -25,7 +25,7 @@ LEFT_OUT = pytest.StashKey[int]()
 """How many tests the run leaves out."""
 SLOWEST_FILES = 12
 """How many files are named whose tests take the longest."""
-BEGIN_WITH = ("test_docs.py", "test_site.py", "test_faults.py", "test_launch_jobs.py", "test_jit.py")
+BEGIN_WITH = "test_docs.py", "test_site.py", "test_faults.py", "test_launch_jobs.py", "test_jit.py"
 """Files that take the longest: a worker that began them last would end alone."""
 SETTINGS = "_hypothesis_internal_use_settings"
 """Where Hypothesis keeps the settings of a property: it has no public way to change them."""
