@@ -392,6 +392,9 @@ class ParameterStore:
         else:
             if isinstance(error, rr.RingReduceError):
                 self._comm.survive_losses(False)
+            elif self._server is not None:  # it is lost, also where the program goes on
+                self._comm.leave(f"{type(error).__name__}: {error}")
+                self._server.end_sends()
             self._close()
 
     # --- implementation ---

@@ -106,7 +106,7 @@ class Server:
             now = time.perf_counter()
             self._waited_s += now - begin
             try:
-                self._end_sends()
+                self.end_sends()
                 if peer is not None:
                     self._comm.recv(self._request.view(np.uint8), peer, REQUEST)
                     self._handle(peer, self._request[0])
@@ -328,7 +328,7 @@ class Server:
         except rr.PeerLostError:
             self._look()
 
-    def _end_sends(self) -> None:
+    def end_sends(self) -> None:
         """Forget the pushes that the next servers have received."""
         for work in [work for work in self._sending if work.done()]:
             self._sending.remove(work)

@@ -101,6 +101,27 @@ def test_each_number_counts_once_whatever_ranks_are_lost(mode, lost):
     assert equal_replicas(found.values())
 
 
+def test_a_server_whose_program_catches_its_exception_is_lost_to_the_others():
+    def program(comm):
+        def update(parameters, slots, gradient, staleness, number):
+            if comm.rank == 2 and number == 5:
+                raise OSError("server 0 ends")
+            parameters += gradient
+
+        how = {"servers": 2, "replicas": 2, "staleness": None}
+        try:
+            with ParameterStore(comm, {"w": np.zeros(1)}, update, **how) as store:
+                if store.is_server:
+                    return store.serve()
+                for _ in store.steps(20):
+                    store.push({"w": np.ones(1)})
+                return value(store), store.stats.lost
+        except OSError as error:
+            return str(error)
+
+    assert rr.spawn(program, 4) == [([20.0], (2,)), ([20.0], (2,)), "server 0 ends", None]
+
+
 @pytest.mark.parametrize("staleness", [0, None])
 def test_a_shard_whose_servers_are_all_lost_is_named(staleness):
     found = []
