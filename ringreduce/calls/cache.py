@@ -412,7 +412,8 @@ class Calls:
         resolve("scatter", algorithm, self.nodes, nbytes, self.config)
         text = np.empty(nbytes, np.uint8)
         plan = self._whole("broadcast", "auto", text.size, text.dtype, root)
-        signature = _signature("scatter", None, algorithm, root=str(root), counts="None")
+        arguments = {"root": str(root), "counts": "None"}
+        signature = _signature("scatter", "an array", algorithm, **arguments)
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
@@ -558,9 +559,9 @@ class Calls:
         )
 
 
-def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
-    data = {} if array is None else {"array": array}
-    return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
+def _signature(collective: str, array: str, algorithm: str, **arguments: str) -> Signature:
+    given = {"array": array} | arguments
+    return Signature(collective, (*given.items(), ("algorithm", repr(algorithm))))
 
 
 def _planned_counts(collective: str, counts: Any) -> Any:
