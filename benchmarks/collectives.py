@@ -29,7 +29,8 @@ from ringreduce.picture.scales import size_text
 
 NAME = "collectives"
 TARGETED = (
-    *("reduce_scatter", "all_gather", "gather", "broadcast", "reduce", "all_to_all", "barrier"),
+    *("reduce_scatter", "all_gather", "gather", "scatter", "broadcast", "reduce", "all_to_all"),
+    "barrier",
 )
 MEASURED = (*TARGETED, "all_reduce")
 """All-reduce is measured for orientation: `benchmarks.one_host` has its targets."""

@@ -123,7 +123,7 @@ def _warm(comm: rr.Communicator, options: Options) -> None:
     if COLLECTIVES[options.collective].reduces:
         call(tiny, op=options.op, **how)
     elif COLLECTIVES[options.collective].moves:
-        call(tiny, **how)
+        call(None if options.collective == "scatter" and comm.rank else tiny, **how)
     else:
         call()
 

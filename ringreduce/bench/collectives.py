@@ -28,6 +28,7 @@ COLLECTIVES = {
     "reduce_scatter": Collective(lambda n: (n - 1) / n, divided=True),
     "all_gather": Collective(lambda n: (n - 1) / n, divided=True, reduces=False),
     "gather": Collective(lambda n: (n - 1) / n, divided=True, reduces=False),
+    "scatter": Collective(lambda n: (n - 1) / n, divided=True, reduces=False),
     "broadcast": Collective(lambda n: 1.0, reduces=False),
     "reduce": Collective(lambda n: 1.0),
     "all_to_all": Collective(lambda n: (n - 1) / n, divided=True, reduces=False),

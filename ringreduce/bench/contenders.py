@@ -81,6 +81,10 @@ class Setting:
         """Which share is this rank's."""
         return slice(self.comm.rank * self.part, (self.comm.rank + 1) * self.part)
 
+    def mine_of(self, whole: np.ndarray) -> np.ndarray:
+        """This rank's share of `whole`."""
+        return whole[self.mine]
+
     def buffer(self, divided: bool = False) -> np.ndarray:
         """A new array of zeros: the whole array's length, or a share's."""
         return np.zeros(self.part if divided else self.count, self.dtype)
@@ -141,15 +145,13 @@ def _reduce(at: Setting) -> list[Contender]:
 def _reduce_scatter(at: Setting) -> list[Contender]:
     x, out = at.buffer(), at.buffer(divided=True)
     reduce_scatter = at.ours("reduce_scatter", op=at.op)
-
-    def mine(whole: np.ndarray) -> np.ndarray:
-        return whole[at.mine]
-
-    contenders = [Contender(OURS, OUT_OF_PLACE, lambda: reduce_scatter(x, out=out), x, out, mine)]
+    contenders = [
+        Contender(OURS, OUT_OF_PLACE, lambda: reduce_scatter(x, out=out), x, out, at.mine_of)
+    ]
     if (op := at.mpi_op) is not None:
         a, into, of_mpi = at.buffer(), at.buffer(divided=True), at.world.Reduce_scatter_block
         contenders.append(
-            Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(a, into, op), a, into, mine)
+            Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(a, into, op), a, into, at.mine_of)
         )
     return contenders
 
@@ -174,6 +176,22 @@ def _gather(at: Setting) -> list[Contender]:
     return [
         Contender(OURS, OUT_OF_PLACE, lambda: gather(x, out=out, counts=counts), x, out),
         Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into),
+    ]
+
+
+def _scatter(at: Setting) -> list[Contender]:
+    root = at.comm.rank == 0
+    x, a = at.buffer(), at.buffer()
+    out, into = at.buffer(divided=True), at.buffer(divided=True)
+    scatter, of_mpi, given = at.ours("scatter"), at.world.Scatter, x if root else None
+    counts, sent, came = at.counts, _as_bytes(a) if root else None, _as_bytes(into)
+
+    def call() -> Any:
+        return scatter(given, out=out, counts=counts)
+
+    return [
+        Contender(OURS, OUT_OF_PLACE, call, x, out, at.mine_of),
+        Contender("MPI", OUT_OF_PLACE, lambda: of_mpi(sent, came), a, into, at.mine_of),
     ]
 
 
@@ -214,6 +232,7 @@ _MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "gather": _gather,
+    "scatter": _scatter,
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_to_all": _all_to_all,
@@ -230,7 +249,7 @@ def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.n
     """The result of the whole array; each rank gets its part of it."""
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)
-    if collective == "broadcast":
+    if collective in ("broadcast", "scatter"):
         whole = at.buffer()
         inputs.fill(whole, 0, iteration)
         return whole

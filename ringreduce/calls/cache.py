@@ -18,6 +18,7 @@ from ringreduce.calls.arguments import (
     check_counts,
     check_matrix,
     check_root,
+    check_row,
     check_selectors,
     check_wire,
 )
@@ -52,6 +53,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "broadcast": {"root": 0, "algorithm": "auto"},
     "all_gather": {"counts": None, "algorithm": "auto"},
     "gather": {"root": 0, "counts": None, "algorithm": "auto"},
+    "scatter": {"root": 0, "counts": None, "algorithm": "auto"},
     "all_to_all": {"counts": None, "algorithm": "auto"},
 }
 """The arguments of each collective that is one plan, with their defaults."""
@@ -259,18 +261,28 @@ class Calls:
         begin = sum(elements[: self.rank])
         return self._call(signature, plan, array, shape, array.dtype, part_begin=begin)
 
-    def scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
-        """Return the scatter of an array of `shape` and `dtype`, which all ranks have received."""
-        key = ("scatter", dtype, shape, root, algorithm)
-        return self._get(key, self._scatter, shape, dtype, root, algorithm)
+    def scatter(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        """`array` is the root's, or another rank's `out`.  `counts` are the rows of each rank."""
+        key = ("scatter", array.dtype, array.shape, root, type(root), counts, algorithm)
+        return self._get(key, self._scatter, array, root, counts, algorithm)
 
-    def _scatter(self, shape: Shape, dtype: np.dtype[Any], root: int, algorithm: str) -> Call:
-        counts = shard_counts(shape[0], self.size)
-        row = int(np.prod(shape[1:], dtype=np.int64))
-        plan = self._parts("scatter", algorithm, [n * row for n in counts], dtype, root)
-        signature = Signature("scatter", ())
-        source = np.empty(shape if self.rank == root else 0, dtype)
-        return self._call(signature, plan, source, (counts[self.rank], *shape[1:]), dtype)
+    def _scatter(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
+        check_movable("scatter", array.dtype)
+        check_root("scatter", root, self.size)
+        is_root = self.rank == root
+        if is_root:
+            check_row("scatter", array, counts, self.size)
+        else:
+            check_counts("scatter", array, counts, self.rank, self.size)
+        elements = _elements(array, counts)
+        plan = self._parts("scatter", algorithm, elements, array.dtype, root)
+        text = array_text(array, first=False)
+        signature = _signature("scatter", text, algorithm, root=str(root), counts=str(counts))
+        source, shape = array if is_root else array[:0], (counts[self.rank], *array.shape[1:])
+        begin = sum(elements[: self.rank]) if is_root else None
+        call = self._call(signature, plan, source, shape, array.dtype, part_begin=begin)
+        call.takes_out = not is_root
+        return call
 
     def all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
         """Row i of `counts` has the first dimensions of what rank i sends to each rank.
@@ -400,7 +412,8 @@ class Calls:
         resolve("scatter", algorithm, self.nodes, nbytes, self.config)
         text = np.empty(nbytes, np.uint8)
         plan = self._whole("broadcast", "auto", text.size, text.dtype, root)
-        signature = _signature("scatter", None, algorithm, root=str(root))
+        arguments = {"root": str(root), "counts": "None"}
+        signature = _signature("scatter", "an array", algorithm, **arguments)
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
@@ -546,9 +559,9 @@ class Calls:
         )
 
 
-def _signature(collective: str, array: str | None, algorithm: str, **arguments: str) -> Signature:
-    data = {} if array is None else {"array": array}
-    return Signature(collective, (*(data | arguments).items(), ("algorithm", repr(algorithm))))
+def _signature(collective: str, array: str, algorithm: str, **arguments: str) -> Signature:
+    given = {"array": array} | arguments
+    return Signature(collective, (*given.items(), ("algorithm", repr(algorithm))))
 
 
 def _planned_counts(collective: str, counts: Any) -> Any:

@@ -38,6 +38,8 @@ class Call:
     """The counts of an all-to-all, by sender; None: equal pieces, or another collective."""
     in_place: bool = False
     """Whether ``out=x`` is allowed."""
+    takes_out: bool = False
+    """Whether this rank has no input, and `out` stands for it: in a scatter, all but the root."""
     part_begin: int | None = None
     """The index of the first element of this rank's shard, if the call has shards; else None.
 

@@ -289,6 +289,7 @@ class Collectives(Runner):
         root: int = 0,
         *,
         out: Any = None,
+        counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -298,12 +299,16 @@ class Collectives(Runner):
         Args:
             x: on the root, an array of at least one dimension.  The other ranks pass None.
             root: the rank whose array is split; the same on every rank.
-            out: array for this rank's part.  If its shape or dtype is wrong, this rank raises
-                ValueError after the call.  None: a new array.
+            out: array for this rank's part.  None: a new array.  With `counts` the root alone may
+                pass None, and its `out` may be its part of `x`.  Without `counts`, if the shape or
+                dtype of `out` is wrong, this rank raises ValueError after the call.
+            counts: the first dimension of each rank's part; the same on every rank.  They add up to
+                x's.  None: the root announces dtype and shape first, by one small broadcast.
             algorithm, async_op, timeout_s: as for `all_reduce`.
 
         Returns:
-            `out`, or a new array: ``np.array_split(x, size)[rank]``, where `x` is the root's.
+            `out`, or a new array: ``np.array_split(x, size)[rank]``, where `x` is the root's.  With
+            `counts` the next ``counts[rank]`` rows of `x` after those of the ranks before.
 
         Raises:
             TypeError, ValueError, MismatchError, PeerTimeoutError, PeerLostError: as for
@@ -312,9 +317,19 @@ class Collectives(Runner):
         Example:
             >>> rr.spawn(lambda comm: comm.scatter(np.arange(5) if comm.rank == 0 else None), 2)
             [array([0, 1, 2]), array([3, 4])]
+            >>> def program(comm):
+            ...     x = np.arange(5) if comm.rank == 0 else None
+            ...     out = np.empty((1, 4)[comm.rank], np.int64)
+            ...     return comm.scatter(x, out=out, counts=[1, 4])
+            >>> rr.spawn(program, 2)
+            [array([0]), array([1, 2, 3, 4])]
         """
         check_selectors("scatter", root=root, algorithm=algorithm)
-        return self._scatter(x, root, out, algorithm, timeout_s, async_op)
+        if counts is None:
+            return self._scatter_unknown(x, root, out, algorithm, timeout_s, async_op)
+        array = self._counted_to_scatter(x, root, out)
+        how = root, as_counts("scatter", counts), algorithm
+        return self._make(Calls.scatter, array, how, out, timeout_s, async_op)
 
     def all_to_all(
         self,

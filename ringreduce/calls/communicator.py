@@ -257,7 +257,7 @@ class Communicator(Collectives, PointToPoint):
 
         Args:
             collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"reduce"``, ``"broadcast"``,
-                ``"all_to_all"``, or with `counts` ``"all_gather"`` or ``"gather"``.
+                ``"all_to_all"``, or with `counts` ``"all_gather"``, ``"gather"`` or ``"scatter"``.
             x: the input, as for the collective.  The caller must not resize it.
             out: array for the result, as for the collective.  None: a new array.
             **arguments: the other arguments of the collective, but for `async_op`.
@@ -282,7 +282,10 @@ class Communicator(Collectives, PointToPoint):
             array([2.5, 2.5])
         """
         timeout_s = arguments.pop("timeout_s", None)
-        array = as_array("plan", x)
+        if type(collective) is str and collective == "scatter":
+            array = self._counted_to_scatter(x, arguments.get("root", 0), out)
+        else:
+            array = as_array("plan", x)
         with self._queue.lock:
             self._engine.check_usable()
             call = self._calls_on(array).planned(collective, array, arguments)
@@ -489,7 +492,8 @@ class Communicator(Collectives, PointToPoint):
 
         Args:
             collective: as for `plan`.
-            x: array of the call; only its shape, dtype and place matter.
+            x: array of the call; only its shape, dtype and place matter.  In a scatter, `out` on
+                all ranks but the root.
             **arguments: as for `plan`.
 
         Returns:

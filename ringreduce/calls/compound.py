@@ -7,8 +7,9 @@ complete, so that no rank waits for others in vain.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Sequence
+from functools import cache
+from struct import calcsize, pack_into, unpack_from
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ Empty = Callable[[int | tuple[int, ...], Any], Any]
 Table = tuple[tuple[int, ...], ...]
 """The counts of all ranks, by rank."""
 
-ANNOUNCED_BYTES = 2048
-"""Bytes that hold the dtype and shape of any array of NumPy, as text."""
+_HEAD = "24s2q"
+"""An announcement in the words of `struct`: the dtype's name, place, and number of dimensions."""
+ANNOUNCED_BYTES = calcsize(_HEAD) + 8 * 64
+"""Bytes that hold an announcement with its shape: arrays of NumPy have at most 64 dimensions."""
 
 
 def move(
@@ -116,31 +119,28 @@ def exchange_counts(
     return None if call.shape is None else target
 
 
-def scatter(
-    engine: Engine,
-    first: Call,
-    known: Callable[[tuple[int, ...], np.dtype[Any]], Call],
-    array: np.ndarray | None,
-    out: np.ndarray | None,
-    empty: Empty,
-    header: bytes,
-) -> Steps:
-    """Broadcast the root's dtype and shape by the call `first`, then make `known(shape, dtype)`."""
-    announced = np.zeros(ANNOUNCED_BYTES, np.uint8)
+def announce(
+    engine: Engine, first: Call, array: np.ndarray | None, on_gpu: bool, header: bytes
+) -> Generator[bool, None, tuple[tuple[int, ...], np.dtype[Any], bool]]:
+    """Broadcast the shape and dtype of the root's array, and whether it is on a GPU; return these.
+
+    `first` is the call that does so.  `array` is None on other ranks.
+    """
+    announced = bytearray(ANNOUNCED_BYTES)
     if array is not None:
-        text = json.dumps([array.dtype.name, array.shape]).encode()
-        announced[: len(text)] = np.frombuffer(text, np.uint8)
-    yield from engine.advance(first, announced, announced, header)
-    name, shape = json.loads(announced.tobytes().rstrip(b"\0"))
-    call = known(tuple(shape), named_dtype(name))
-    assert call.shape is not None
-    fits = out is None or (out.shape == call.shape and out.dtype == call.dtype)
-    target = out if fits and out is not None else empty(call.shape, call.dtype)
-    source = empty(0, call.dtype) if array is None else array
-    yield from engine.advance(call, source, target, header)
-    if not fits and out is not None:
-        return ValueError(
-            f"scatter: out is {out.dtype}{list(out.shape)}, "
-            f"this rank's part is {call.dtype}{list(call.shape)}"
-        )
-    return target
+        values = _name_of(array.dtype), on_gpu, array.ndim, *array.shape
+        pack_into(f"{_HEAD}{array.ndim}q", announced, 0, *values)
+    memory = np.frombuffer(announced, np.uint8)
+    yield from engine.advance(first, memory, memory, header)
+    name, on_gpu, ndim = unpack_from(_HEAD, announced)
+    return unpack_from(f"{ndim}q", announced, calcsize(_HEAD)), _dtype_of(name), bool(on_gpu)
+
+
+@cache
+def _name_of(dtype: np.dtype[Any]) -> bytes:
+    return dtype.name.encode()
+
+
+@cache
+def _dtype_of(name: bytes) -> np.dtype[Any]:
+    return named_dtype(name.rstrip(b"\0").decode())

@@ -48,7 +48,7 @@ from ringreduce.point_to_point.road import Road
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.allocator import Arena
 from ringreduce.shm.executable import Executable as ShmExecutable
-from ringreduce.shm.fast_path import CompiledCall, FastPath, key_of
+from ringreduce.shm.fast_path import SCATTER_TO_OUT, CompiledCall, FastPath, key_of
 from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.pieces import Blocks
 from ringreduce.shm.pieces import Executable as PiecesExecutable
@@ -398,6 +398,8 @@ class Engine:
         assert path is not None
         if self.queue.busy or self._control.log is not None:
             return
+        if call.takes_out:
+            collective = SCATTER_TO_OUT
         key = key_of(collective, array.dtype, [array.shape], arguments)
         if key is not None and path.call_of(key) is None:
             admitted = self._compiled_call(call, [call])

@@ -11,11 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import check_apart, check_out, check_row, shape_text, shown
+from ringreduce.calls.arguments import (
+    check_apart,
+    check_out,
+    check_root,
+    check_row,
+    check_selectors,
+    shape_text,
+    shown,
+)
 from ringreduce.calls.arrays import (
     as_array,
     as_out,
+    as_writable,
     check_together,
+    from_host,
     gpu_of,
     is_input,
     is_part,
@@ -26,10 +36,10 @@ from ringreduce.calls.call import Call
 from ringreduce.calls.compound import (
     ANNOUNCED_BYTES,
     Table,
+    announce,
     exchange_counts,
     move,
     reduce_list,
-    scatter,
 )
 from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
@@ -37,6 +47,7 @@ from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError, counted
+from ringreduce.planning.plan import shard_counts
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
@@ -152,6 +163,8 @@ class Runner:
         if type(out) is not np.ndarray or call.stream is not None:
             out = as_out(name, out, array)
         check_out(name, out, call.shape, call.dtype)
+        if call.takes_out:
+            return out[:0], out
         if call.stream is None and not np.may_share_memory(array, out):
             return array, out
         if call.part_begin is not None and is_part(device, array, out, call.part_begin):
@@ -293,10 +306,10 @@ class Runner:
 
             return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
 
-    def _scatter(
+    def _scatter_unknown(
         self, x: Any, root: int, out: Any, algorithm: str, timeout_s: float | None, async_op: bool
     ) -> Any:
-        """Announce the root's dtype and shape, then scatter."""
+        """Announce the root's shape and dtype, then scatter."""
         with self._queue.lock:
             self._engine.check_usable()
             first = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
@@ -304,22 +317,70 @@ class Runner:
             view = None if out is None else as_out("scatter", out, out if array is None else array)
             if view is not None:
                 check_out("scatter", view, view.shape, view.dtype)
-            here = next((a for a in (array, view) if a is not None), NOTHING)
-            calls = self._calls_on(here)
-            if calls is self._calls:
-                calls = self._messages  # the root's array may be on a GPU: other ranks cannot know
-            empty = _maker_of_results(calls.device)
+            calls = self._calls_on(next((a for a in (array, view) if a is not None), NOTHING))
+            how = calls, array, view, _maker_of_results(calls.device), root, algorithm
             timeout_s = as_seconds("scatter", timeout_s)
 
-            def known(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Call:
-                return calls.scatter(shape, dtype, root, algorithm)
-
             def body(header: bytes) -> Body:
-                engine = self._engine
-                part = yield from scatter(engine, first, known, array, view, empty, header)
+                part = yield from self._announce_and_scatter(header, first, *how)
                 return out if part is view and out is not None else part
 
             return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
+
+    def _announce_and_scatter(
+        self,
+        header: bytes,
+        first: Call,
+        calls: Calls,
+        array: np.ndarray | None,
+        out: np.ndarray | None,
+        empty: Callable[[int | tuple[int, ...], Any], Any],
+        root: int,
+        algorithm: str,
+    ) -> Body:
+        """Run a scatter of unknown shape; return this rank's part.
+
+        The root's array decides how the data travel.  If it is in host memory, the part for an
+        `out` on a GPU goes through host memory, too.
+        """
+        on_gpu = calls is not self._calls
+        shape, dtype, of_gpu = yield from announce(self._engine, first, array, on_gpu, header)
+        counts = tuple(shard_counts(shape[0], self.size))
+        part = counts[self.rank], *shape[1:]
+        fits = out is not None and (out.shape, out.dtype) == (part, dtype)
+        through_host = on_gpu and not of_gpu
+        if of_gpu and not on_gpu:
+            calls = self._messages
+        elif through_host:
+            calls, empty = self._calls, np.empty
+        target = out if out is not None and fits and not through_host else empty(part, dtype)
+        call = calls.scatter(target if array is None else array, root, counts, algorithm)
+        source = target[:0] if array is None else array
+        yield from self._engine.advance(call, source, target, header)
+        if out is None or target is out:
+            return target
+        if not fits:
+            return ValueError(
+                f"scatter: out is {out.dtype}{list(out.shape)}, "
+                f"this rank's part is {dtype}{list(part)}"
+            )
+        from_host("scatter", target, out)
+        return out
+
+    def _counted_to_scatter(self, x: Any, root: int, out: Any) -> np.ndarray:
+        """Return the root's array on the root, `out` as an array on other ranks."""
+        check_selectors("scatter", root=root)
+        check_root("scatter", root, self.size)
+        array = self._to_scatter(x, root)
+        if array is not None:
+            return array
+        if out is None:
+            raise ValueError(
+                f"scatter: rank {self.rank} passes no out; with counts, all ranks but the root, "
+                f"rank {root}, pass an array for their rows"
+            )
+        view: np.ndarray = as_writable("scatter", out)
+        return view.reshape(1) if view.ndim == 0 else view
 
     def _to_scatter(self, x: Any, root: int) -> np.ndarray | None:
         """Return the root's array on the root, None on other ranks."""

@@ -28,7 +28,11 @@ The number is less than 2**31, so its product with a hash fits into a word.
 """
 
 ALL_REDUCE, REDUCE_SCATTER, REDUCE, BROADCAST, ALL_GATHER, GATHER, ALL_TO_ALL = range(7)
-"""Numbers of the collectives."""
+SCATTER, SCATTER_TO_OUT = 7, 8
+"""Numbers of the collectives.
+
+SCATTER_TO_OUT is a scatter on a rank that passes no array: `out` stands for it in the key.
+"""
 
 
 @record

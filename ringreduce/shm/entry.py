@@ -41,6 +41,8 @@ from ringreduce.compiler.pyobjects import (
 from ringreduce.compiler.records import Address, address_of, compilable, offset_of
 from ringreduce.shm.call_table import (
     ALL_REDUCE,
+    SCATTER,
+    SCATTER_TO_OUT,
     Arguments,
     CachedCall,
     EntryPoint,
@@ -466,9 +468,15 @@ def _call_arrays(
 def _call_foreign(
     path: FastPathState, entry: EntryPoint, args: Address, nargs: int, kwnames: Address
 ) -> Address:
-    """Make a call on arrays of other libraries, as one on NumPy arrays over their memory."""
+    """Make a call on arrays of other libraries, as one on NumPy arrays over their memory.
+
+    A scatter without an array is one on `out`.
+    """
     given = Arguments(path.arguments)
     x, out = load(args), given.out
+    takes_out = out != 0 and x == path.none and entry.collective == SCATTER
+    if takes_out:
+        x = out
     view, into = _view(path, x), 0
     if view and out:
         if out == x:
@@ -481,6 +489,8 @@ def _call_foreign(
         result = GENERAL
         # Python code has run meanwhile, and may have made calls.
         if _is_idle(path) and _read(path, entry, given, args, nargs, kwnames):
+            if takes_out:
+                given.collective = SCATTER_TO_OUT
             result = _call_arrays(path, entry, given, view, into)
     if out and result != GENERAL and result != 0:
         let_go_of_object(result)

@@ -66,7 +66,12 @@ _COLLECTIVES = {
     "all_gather": _Collective(call_table.ALL_GATHER, (), takes_counts=True),
     "gather": _Collective(call_table.GATHER, ("root",), takes_counts=True),
     "all_to_all": _Collective(call_table.ALL_TO_ALL, ()),
+    "scatter": _Collective(call_table.SCATTER, ("root",), takes_counts=True),
 }
+SCATTER_TO_OUT = "scatter to out"
+"""The collective of a `Key` for a scatter on a rank that passes no array; `shape` is out's."""
+_NUMBERS = {name: each.number for name, each in _COLLECTIVES.items()}
+_NUMBERS[SCATTER_TO_OUT] = call_table.SCATTER_TO_OUT
 BARRIER = "barrier"
 COLLECTIVES = (*_COLLECTIVES, BARRIER)
 """The methods of a communicator that have a compiled entry."""
@@ -382,7 +387,7 @@ class FastPath:
         given, like = Arguments(array_address(memory)), _like(key.shape, key.dtype)
         last, counts = _like(key.last, key.dtype), np.array(key.counts, np.int64)
         op, algorithm = key.op and sys.intern(key.op), sys.intern(key.algorithm)
-        given.collective = _COLLECTIVES[key.collective].number
+        given.collective = _NUMBERS[key.collective]
         given.x, given.member_count, given.last = id(like), key.member_count, id(last)
         given.op, given.algorithm = id(op) if op else 0, id(algorithm)
         given.root, given.counts = key.root, array_address(counts)

@@ -26,7 +26,6 @@ from ringreduce.torch.lists import (
     deliver,
     deliver_all,
     deliver_each,
-    deliver_part,
     pieces_of,
     room_for,
 )
@@ -301,8 +300,9 @@ class RingReduceGroup(NamedGroup):
             views = [array_of("scatter", each, writes=False) for each in pieces]
             check_alike("scatter", [*views, out])
             whole = np.concatenate([view.reshape(-1) for view in views])
-        call = self.comm.scatter(whole, opts.rootRank, **_how(opts))
-        return _work(opts, outputs, [call], partial(deliver_part, "scatter", out))
+        how = {"out": room_for(out), "counts": [out.size] * self._size, **_how(opts)}
+        call = self.comm.scatter(whole, opts.rootRank, **how)
+        return _work(opts, outputs, [call], _copies([out]))
 
     @collective("all_to_all", c10d.AllToAllOptions)
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:

@@ -55,16 +55,6 @@ def deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
         begin += out.size
 
 
-def deliver_part(where: str, out: np.ndarray, part: np.ndarray) -> None:
-    """Copy the part that another rank has sent to `out`.  Raises ValueError if it does not fit."""
-    if (out.size, out.dtype) != (part.size, part.dtype):
-        raise ValueError(
-            f"{where}: this rank's tensor is {out.dtype}[{out.size}], and the root has sent "
-            f"{part.dtype}[{part.size}]"
-        )
-    deliver([out], part)
-
-
 def deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> None:
     """Copy the parts of each result to its list of arrays."""
     for outs, result in zip(every, found, strict=True):

@@ -356,6 +356,7 @@ TORCH = importlib.util.find_spec("torch") is not None
         ("reduce_scatter", {"out of place"}),
         ("all_gather", {"out of place"}),
         ("gather", {"out of place"}),
+        ("scatter", {"out of place"}),
         ("broadcast", {"in place"}),
         ("all_to_all", {"out of place"}),
         ("barrier", {"out of place"}),

@@ -191,6 +191,8 @@ def strided(*steps, at=16):
         lambda comm, x, out: comm.all_gather(x[:1], counts=[1, 1], out=out),
         lambda comm, x, out: comm.all_gather(x[:1], out=out),
         lambda comm, x, out: comm.scatter(x, out=out),
+        lambda comm, x, out: comm.scatter(x, 0, out=out, counts=[2, 0]),
+        lambda comm, x, out: comm.scatter(None, 1, out=out, counts=[2, 0]),
         lambda comm, x, out: comm.all_to_all(x, out=out),
         lambda comm, x, out: comm.plan("all_reduce", x, out=out),
         lambda comm, x, out: comm.recv(out, 1),

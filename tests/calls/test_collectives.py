@@ -113,6 +113,35 @@ def test_collectives_that_only_move_take_any_plain_dtype(dtype):
     rr.spawn(program, 2)
 
 
+@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (2, 0, 3), (3, *[1] * 63)])
+@pytest.mark.parametrize("dtype", ["bool", "longdouble", "float8_e4m3b11fnuz", "complex64"])
+def test_a_scatter_announces_any_shape_and_dtype(dtype, shape, shared_memory):
+    def program(comm):
+        x = (np.arange(np.prod(shape)) % 2).reshape(shape).astype(dtype)
+        part = comm.scatter(x if comm.rank == 1 else None, root=1)
+        wanted = np.array_split(x, comm.size)[comm.rank]
+        assert (part.dtype, part.shape) == (wanted.dtype, wanted.shape)
+        assert np.array_equal(part, wanted)
+
+    rr.spawn(program, 3, config=rr.Config(shared_memory=shared_memory))
+
+
+def test_a_planned_scatter_takes_the_counts_of_all_ranks():
+    def program(comm):
+        x, out = np.zeros(3, np.int64), np.empty(1 + comm.rank, np.int64)
+        planned = comm.plan("scatter", None if comm.rank else x, out=out, counts=[1, 2])
+        results = []
+        for turn in range(3):
+            x[...] = np.arange(3) + 10 * turn
+            results.append(planned().tolist())
+        return results
+
+    for shared_memory in (False, True):
+        found = rr.spawn(program, 2, config=rr.Config(shared_memory=shared_memory))
+        assert found == [[[0], [10], [20]], [[1, 2], [11, 12], [21, 22]]]
+
+
 def routed(turn: int, size: int) -> np.ndarray:
     """The counts of one step of a mixture of experts: other ones at each step."""
     return np.random.default_rng(turn).multinomial(20, np.ones(size) / size, size)

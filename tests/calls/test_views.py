@@ -161,6 +161,10 @@ def test_every_call_takes_them(shared, make, columns):
                 (comm.all_gather(x), both),
                 (comm.all_gather(x, counts=[2, 2], out=out(4)), both),
                 (comm.scatter(None if comm.rank else x, out=out(1)), ours[comm.rank, None]),
+                (
+                    comm.scatter(None if comm.rank else x, out=out(1), counts=[1, 1]),
+                    ours[comm.rank, None],
+                ),
                 (comm.all_to_all(x, out=out()), both[comm.rank :: 2]),
                 (comm.exchange({peer: x}, {peer: out()})[peer], other),
                 (comm.recv(into := out(), peer, 1 + turn), other),

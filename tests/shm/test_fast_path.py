@@ -143,6 +143,14 @@ def counts_of(c) -> list[int]:
     return [4 * c.size] * c.size
 
 
+def scattered(c, x, out=None, root=0, counts=None):
+    """A scatter of the root's array."""
+    counts = counts or [4] * c.size
+    if c.rank == root:
+        return c.scatter(x, root, counts=counts, out=out)
+    return c.scatter(None, root, counts=counts, out=np.zeros(4) if out is None else out)
+
+
 REPEATED = {
     "all_reduce": (
         lambda c, x, out: c.all_reduce(x, out=out),
@@ -192,6 +200,11 @@ REPEATED = {
     "gather root": (
         lambda c, x, out: c.gather(x, c.size - 1, counts=counts_of(c), out=out),
         lambda rank, rows: rows.reshape(-1) if rank == len(rows) - 1 else None,
+    ),
+    "scatter": (scattered, lambda rank, rows: np.array_split(rows[0], len(rows))[rank]),
+    "scatter root": (
+        lambda c, x, out: scattered(c, x, out, c.size - 1),
+        lambda rank, rows: np.array_split(rows[-1], len(rows))[rank],
     ),
     "all_to_all": (
         lambda c, x, out: c.all_to_all(x, out=out),
@@ -298,6 +311,7 @@ NOT_ELIGIBLE = {
     "a count of NumPy": lambda c, x: c.all_gather(x, counts=[np.int32(8), *counts_of(c)[1:]]),
     "counts that are drawn": lambda c, x: c.all_gather(x, counts=iter(counts_of(c))),
     "no counts": lambda c, x: c.all_gather(x),
+    "no counts of a scatter": lambda c, x: c.scatter(None if c.rank else x),
     "counts of this rank": lambda c, x: c.all_to_all(x, counts=[x.size // c.size] * c.size),
     "counts of all ranks": lambda c, x: c.all_to_all(
         x, counts=[[x.size // c.size] * c.size] * c.size
@@ -315,6 +329,7 @@ ELIGIBLE = {
     "reduce": lambda c, x: c.reduce(x, 1),
     "all_gather": lambda c, x: c.all_gather(x, counts=counts_of(c)),
     "gather": lambda c, x: c.gather(x, 1, counts=counts_of(c)),
+    "scatter": scattered,
     "all_to_all": lambda c, x: c.all_to_all(x),
     "reduce_scatter": lambda c, x: c.reduce_scatter(x),
     "barrier": lambda c, x: c.barrier(),
@@ -353,6 +368,16 @@ REFUSED = {
     ),
     "a root of other lengths": (lambda c, x: c.gather(x, True), TypeError, "pass a rank"),
     "a root of a scatter": (lambda c, x: c.scatter(x, True), TypeError, "pass a rank"),
+    "a scatter without an array at the root": (
+        lambda c, x: c.scatter(None, c.rank, out=x[:4], counts=[4, 4]),
+        ValueError,
+        "pass the array",
+    ),
+    "an array for a scatter of another rank": (
+        lambda c, x: c.scatter(x[:4], 1 - c.rank, out=x[4:], counts=[4, 4]),
+        ValueError,
+        "passes an array",
+    ),
     "a root twice": (lambda c, x: c.broadcast(x, 1, root=1), TypeError, "multiple values"),
     "an op where there is none": (lambda c, x: c.broadcast(x, op="sum"), TypeError, "unexpected"),
     "a wire where there is none": (
@@ -438,6 +463,25 @@ def test_roots_and_counts_are_compared_by_value():
 
     both = ["broadcast", "gather", "broadcast", "gather", "all_gather", "all_gather"]
     assert spawn(program) == [both] * 2
+
+
+def test_an_array_and_a_result_of_the_same_kind_are_told_apart():
+    """The root's whole array is its part: the result of a rank without an array is like it."""
+
+    def program(comm):
+        x, nothing = np.arange(8.0), np.zeros(0)
+        for root in (0, 1):
+            counts = [8 * (rank == root) for rank in range(2)]
+            for _ in range(2):
+                scattered(comm, x, np.zeros(8) if comm.rank == root else nothing, root, counts)
+            if comm.rank == root:
+                with pytest.raises(ValueError, match="pass the array"):
+                    comm.scatter(None, root, out=x, counts=counts)
+            else:
+                with pytest.raises(ValueError, match="passes an array"):
+                    comm.scatter(nothing, root, out=nothing, counts=counts)
+
+    spawn(program)
 
 
 def test_a_result_that_overlaps_the_input_is_refused():

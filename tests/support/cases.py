@@ -65,7 +65,7 @@ GATHERS = ("all_gather", "gather")
 class Case:
     """One call.  `shape` is that of rank 0; a gather's ranks have `rank` more rows each.
 
-    In an all-to-all of counts some ranks have no rows at all.
+    In an all-to-all or a scatter of counts some ranks have no rows at all.
     """
 
     collective: str
@@ -143,6 +143,16 @@ def counts_of(case: Case) -> np.ndarray | None:
     )
 
 
+def parts_of(case: Case) -> list[int]:
+    """The rows of each rank's part in a scatter: those of ``np.array_split``, unless it counts."""
+    rows, rng = case.shape[0], np.random.default_rng(case.seed)
+    if not _knows_counts(case):
+        return [len(part) for part in np.array_split(np.empty(rows), case.ranks)]
+    weights = rng.random(case.ranks) * (rng.random(case.ranks) < 0.7)
+    weights[case.root] += not weights.any()
+    return [int(count) for count in rng.multinomial(rows, weights / weights.sum())]
+
+
 _POOL = 1 << 18
 _BETWEEN_RANKS = 17_389
 
@@ -178,7 +188,7 @@ def expected(case: Case, rank: int) -> np.ndarray | None:
     if case.collective in GATHERS:
         return np.concatenate([np.atleast_1d(values) for values in inputs])
     if case.collective == "scatter":
-        return np.array_split(inputs[case.root], case.ranks)[rank]
+        return np.split(inputs[case.root], np.cumsum(parts_of(case))[:-1])[rank]
     if case.collective == "all_to_all":
         pieces = np.full((case.ranks, case.ranks), case.shape[0] // case.ranks)
         if (matrix := counts_of(case)) is not None:
@@ -211,7 +221,7 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
     before = values_of(case, comm.rank)
     x = _as_view(before, case.view)
     out = None
-    if wanted is not None and case.out != "new":
+    if wanted is not None and (case.out != "new" or _needs_out(case, comm.rank)):
         in_place = case.out == "in_place" and case.collective in IN_PLACE
         out = x if in_place else _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
         if case.out == "in_place" and _can_be_part(case):
@@ -246,14 +256,20 @@ IN_PLACE = ("all_reduce", "reduce", "broadcast")
 def _can_be_part(case: Case) -> bool:
     """Whether one of input and result may be this rank's part of the other."""
     gathers = case.collective in GATHERS and case.shape and _knows_counts(case)
-    return case.view == "plain" and bool(gathers or case.collective == "reduce_scatter")
+    counted = case.collective == "scatter" and _knows_counts(case)
+    parts = counted or case.collective == "reduce_scatter"
+    return case.view == "plain" and bool(gathers or parts)
+
+
+def _needs_out(case: Case, rank: int) -> bool:
+    return case.collective == "scatter" and _knows_counts(case) and rank != case.root
 
 
 def _part_of_the_other(
     case: Case, rank: int, x: np.ndarray, out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same input and result, the smaller of which is this rank's part of the other."""
-    whole, part = (x, out) if case.collective == "reduce_scatter" else (out, x)
+    whole, part = (out, x) if case.collective in GATHERS else (x, out)
     begin = _part_begin(case, rank)
     inside = whole.reshape(-1)[begin : begin + part.size].reshape(part.shape)
     if part is x:
@@ -267,6 +283,8 @@ def _part_begin(case: Case, rank: int) -> int:
     sizes = [values_of(case, other).size for other in range(case.ranks)]
     if case.collective == "reduce_scatter":
         sizes = [part.size for part in np.array_split(np.arange(sizes[0]), case.ranks)]
+    if case.collective == "scatter":
+        sizes = [count * int(np.prod(case.shape[1:])) for count in parts_of(case)]
     return sum(sizes[:rank])
 
 
@@ -283,6 +301,8 @@ def call(comm: rr.Communicator, case: Case, x: Any, out: Any) -> Any:
         options["counts"] = matrix if case.seed % 3 == 1 else matrix[comm.rank].tolist()
     if case.collective in ("broadcast", "gather", "scatter", "reduce"):
         options["root"] = case.root
+    if case.collective == "scatter" and _knows_counts(case):
+        options["counts"] = parts_of(case)
     if case.collective == "scatter" and comm.rank != case.root:
         return comm.scatter(None, **options)
     if case.collective in REDUCTIONS:

@@ -123,12 +123,28 @@ def gather(count: int, root: int) -> Called:
     )
 
 
-def scatter(count: int, root: int) -> Called:
+def scatter(count: int, root: int, counted: bool = False) -> Called:
+    """`counted`: with ``counts=``, which are those of the parts without it."""
+
+    def counts(size: int) -> tuple[int, ...]:
+        return tuple(len(part) for part in np.array_split(range(count), size))
+
+    def make(c: rr.Communicator) -> Any:
+        x = ramp(root, count) if c.rank == root else None
+        if not counted:
+            return c.scatter(x, root)
+        out = np.empty(counts(c.size)[c.rank], np.float32)
+        return c.scatter(x, root, out=out, counts=counts(c.size))
+
     return Called(
         "scatter",
-        lambda c: c.scatter(ramp(root, count) if c.rank == root else None, root),
+        make,
         lambda rank, size: np.array_split(ramp(root, count), size)[rank],
-        lambda size: {"root": f"root={root}", "algorithm": "algorithm='auto'"},
+        lambda size: said(
+            "float32[:]" if counted else "an array",
+            root=f"{root}",
+            counts=f"{counts(size) if counted else None}",
+        ),
     )
 
 
@@ -181,6 +197,7 @@ CALLS = {
     "to root 1": gather(5, root=1),
     "from root 0": scatter(8, root=0),
     "sliced from root 1": scatter(30_000, root=1),
+    "counted from root 0": scatter(8, root=0, counted=True),
     "all to all": all_to_all(3),
     "sliced all to all": all_to_all(9_000),
     "list": fused(3, 5),

@@ -212,6 +212,16 @@ def other_collectives(comm, gpu):
             assert np.array_equal(gpu.values(summed), total(comm, 5000))
             part = gpu.values(part)
         assert np.array_equal(part, np.array_split(everybody, comm.size)[comm.rank])
+        out, at_root = gpu.put(np.zeros_like(part)), comm.rank == root
+        comm.scatter(gpu.put(everybody) if at_root else None, root, out=out)
+        assert np.array_equal(gpu.values(out), part)
+        out = gpu.put(np.zeros((comm.rank + 1, 3), int))
+        given = gpu.put(everybody) if at_root else None
+        assert comm.scatter(given, root, out=out, counts=counts) is out
+        assert np.array_equal(gpu.values(out), np.full((comm.rank + 1, 3), comm.rank))
+        out = None if at_root else gpu.put(np.zeros_like(part))
+        found = comm.scatter(everybody if at_root else None, root, out=out)
+        assert np.array_equal(found if at_root else gpu.values(out), part)
     assert np.array_equal(gpu.values(comm.broadcast(mine[:1], root=comm.size - 1)), everybody[-1:])
     shard = comm.reduce_scatter(gpu.put(ramp(comm, 5000)), "max")
     wanted = np.array_split(np.arange(5000.0) * comm.size, comm.size)[comm.rank]

@@ -50,6 +50,7 @@ def asynchronous(comm: rr.Communicator, x: NDArray[np.float32], grid: Grid) -> N
     assert_type(comm.broadcast(grid, async_op=True), rr.Work[Grid])
     assert_type(comm.all_gather(x, async_op=True), rr.Work[NDArray[np.float32]])
     assert_type(comm.gather(x, async_op=True), rr.Work[NDArray[np.float32] | None])
+    assert_type(comm.scatter(None, out=x, counts=[1, 2]), NDArray[np.float32])
     assert_type(comm.scatter(x, async_op=True), rr.Work[NDArray[np.float32]])
     assert_type(comm.all_to_all(grid, async_op=True), rr.Work[Grid])
 
