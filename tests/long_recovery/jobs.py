@@ -177,11 +177,18 @@ class Job:
             sys.exit(f"the job ended with {self.process.returncode}")
         if left := alive_in_the_end(self._pids):
             sys.exit(f"processes are left: {left}")
-        files = set(os.listdir(self.folder)) - self._before
-        files |= set(os.listdir(_SHARED)) - self._shared
+        deadline, files = time.monotonic() + SILENCE_S, self._new_files()
+        while files and time.monotonic() < deadline:  # other jobs have files for a moment
+            time.sleep(0.05)
+            files &= self._new_files()
         if files:
             sys.exit(f"files are left: {sorted(files)}")
         return output
+
+    def _new_files(self) -> set[str]:
+        """Return the files that were not there before, in the job's folder and in memory."""
+        in_memory = set(os.listdir(_SHARED)) - self._shared
+        return in_memory | (set(os.listdir(self.folder)) - self._before)
 
 
 def held_by(pid: int) -> tuple[int, int]:
