@@ -157,7 +157,8 @@ def has_begun() -> bool:
 
 def close_at_exit(engine: Engine) -> None:
     """Close a communicator when the interpreter exits, unless it is closed by then."""
-    _open[:] = [each for each in _open if not each.closed]  # their memory is free from here on
+    # The memory of closed ones is free from here on.  The exit asks for those that survived a loss.
+    _open[:] = [each for each in _open if not each.closed or each.has_survived]
     _open.append(engine)
     _register(os.getpid())
 

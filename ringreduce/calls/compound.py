@@ -122,9 +122,10 @@ def exchange_counts(
 def announce(
     engine: Engine, first: Call, array: np.ndarray | None, on_gpu: bool, header: bytes
 ) -> Generator[bool, None, tuple[tuple[int, ...], np.dtype[Any], bool]]:
-    """Broadcast the shape and dtype of the root's array, and whether it is on a GPU; return these.
+    """Broadcast the shape, the dtype and the place of the root's array; return them.
 
-    `first` is the call that does so.  `array` is None on other ranks.
+    `first` is the call of the broadcast.  `array` is None on other ranks.  The place is whether the
+    array is on a GPU.
     """
     announced = bytearray(ANNOUNCED_BYTES)
     if array is not None:
@@ -132,8 +133,8 @@ def announce(
         pack_into(f"{_HEAD}{array.ndim}q", announced, 0, *values)
     memory = np.frombuffer(announced, np.uint8)
     yield from engine.advance(first, memory, memory, header)
-    name, on_gpu, ndim = unpack_from(_HEAD, announced)
-    return unpack_from(f"{ndim}q", announced, calcsize(_HEAD)), _dtype_of(name), bool(on_gpu)
+    name, of_gpu, ndim = unpack_from(_HEAD, announced)
+    return unpack_from(f"{ndim}q", announced, calcsize(_HEAD)), _dtype_of(name), bool(of_gpu)
 
 
 @cache

@@ -392,7 +392,7 @@ class ParameterStore:
         else:
             if isinstance(error, rr.RingReduceError):
                 self._comm.survive_losses(False)
-            elif self._server is not None:  # it is lost, also where the program goes on
+            elif self._server is not None:  # lost to the others, also where the program goes on
                 self._comm.leave(f"{type(error).__name__}: {error}")
                 self._server.end_sends()
             self._close()
@@ -517,7 +517,7 @@ class ParameterStore:
             sends += [(self._head, rank, REQUEST), *((link.pushed, rank, DATA) for link in links)]
         if self._copies > 1:
             return self._ask_tails(sends)
-        for message in sends:  # one after another: so each server receives from another worker
+        for message in sends:  # in turn, so that workers send to different servers at a time
             self._send(*message)
         return []
 
@@ -558,7 +558,8 @@ class ParameterStore:
                 works.append(call(array.view(np.uint8), rank, tag, async_op=True))
             except rr.PeerLostError as error:
                 errors.append(error)
-        for work in reversed(works):  # who receives nothing has stopped; who sends nothing may wait
+        # Sends first: a server that receives nothing has stopped; one that sends nothing may wait.
+        for work in reversed(works):
             try:
                 work.wait()
             except rr.PeerLostError as error:

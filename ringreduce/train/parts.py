@@ -142,7 +142,7 @@ class Part(ABC):
         """The most bytes of activations that a step has held."""
         self._most_rows = 0
         self.staleness: dict[str, Any] = {}
-        """Those fields of an `Epoch`, with a parameter server."""
+        """The fields `staleness_…` of an `Epoch`; {} without a parameter server."""
 
     def _hold(self, rows: int, kept: Any) -> None:
         """Count the bytes of the activations `kept` of a batch, if it is the longest so far."""

@@ -101,7 +101,8 @@ def described(strategy: Strategy, settings: Settings) -> str:
 def results(result: Result, verbose: bool, computing: int) -> str:
     """Return the digest of a run's parameters, and the time of its steps if it made any.
 
-    If `verbose`, the parts of that time too.  Last the lost ranks; the first ones are `computing`.
+    If `verbose`, the parts of that time too.  The last lines name lost ranks: the first `computing`
+    ranks are workers, the others servers.
     """
     lines = [f"parameters {result.digest[:16]}…"]
     step, under_way, exposed = (

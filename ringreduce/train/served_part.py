@@ -66,7 +66,7 @@ class Served(WholeModel):
         self._show(self.store.pull(slots))
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """As `Part.load`; the next store begins with these arrays, so the trainer keeps none."""
+        """Load as `Part.load` does.  The next store begins with these arrays: return none."""
         self._show(super().load(arrays))
         return {}
 
@@ -102,7 +102,7 @@ class Served(WholeModel):
             yield True
 
     def _is_lowest(self, epoch: int) -> bool:
-        """Return whether this worker is the lowest one that lives; note who is lost."""
+        """Note the lost ranks; return whether this worker is the lowest one that lives."""
         lost = {*self.store.stats.lost, *self.run.comm.lost_peers()}
         self.lost = dict.fromkeys(lost, epoch) | self.lost
         return bool(self.run.comm.rank == min({*range(self.replicas)} - lost))

@@ -52,7 +52,7 @@ def checked(about: dataclasses.Field[Any], value: Any) -> Any:
     is_path = about.default is None
     kind: Any = str if is_path or choices else type(about.default)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if isinstance(value, str) and about.metadata.get("words"):  # its owner knows the words
+    if isinstance(value, str) and about.metadata.get("words"):  # the strategy checks it
         return value
     if not _is(kind, value):
         quotes = ", without quotes" if isinstance(value, str) else ""
