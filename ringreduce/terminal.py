@@ -28,6 +28,8 @@ _STARTERS = (
     "orted",
 )
 """Programs that start ranks, and read what they write."""
+RELAYED_BY = "RINGREDUCE_RELAYED_BY"
+"""Variable: the process id of a launcher that passes on the standard output of its mpiexec; ""."""
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
 """Options with which mpiexec writes the rank before each line, or writes to files."""
@@ -109,7 +111,9 @@ def terminal_of(stream: TextIO) -> Path | None:
         file = Path(f"/proc/self/fd/{stream.fileno()}")
         mpiexec = _mpiexec()
         if mpiexec is not None and not file.is_file():
-            file = mpiexec / "fd" / file.name
+            reader = str(int(stat_of(int(mpiexec.name))[PARENT]))
+            is_relayed = file.name == "1" and reader == os.environ.get(RELAYED_BY)
+            file = Path(f"/proc/{reader}" if is_relayed else mpiexec, "fd", file.name)
             if _TAGS & set((mpiexec / "cmdline").read_bytes().split(b"\0")):
                 return None
         is_terminal = os.readlink(file).startswith(_TERMINALS)

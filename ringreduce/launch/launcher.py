@@ -20,6 +20,7 @@ from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.errors import counted
+from ringreduce.launch.banner import MpiexecWithoutBanner
 from ringreduce.launch.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
 from ringreduce.launch.ends import Watch
 from ringreduce.launch.job import die_with_parent
@@ -27,7 +28,7 @@ from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError,
 from ringreduce.launch.rank_main import EXPECTED_SIZE, MORE_WORDS
 from ringreduce.place import is_here, port_of, without
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
-from ringreduce.terminal import print_error
+from ringreduce.terminal import RELAYED_BY, print_error
 from ringreduce.trace import TRACE
 
 _THREAD_COUNTS = (
@@ -282,6 +283,9 @@ def prepared(
     # An outer job may have set the same variables.
     added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
     added |= {f"{MORE_WORDS}{at}": piece for at, piece in enumerate(_pieces(job)[1:], 1)}
+    # Of several hosts the launcher sees one: the banner has to say what happened on the others.
+    relays = mpiexec.flavour.is_hydra and not job.hosts and sys.stdout is not None
+    added[RELAYED_BY] = str(os.getpid()) if relays else ""
     return command_line(job, mpiexec, given, added), {**given, **added}
 
 
@@ -393,9 +397,8 @@ def start_mpiexec(
     # SIGPIPE stays ignored, as in any Python process.  It would now and then end Intel MPI's
     # mpiexec when two ranks abort at the same time, and the exit code would be lost.
     try:
-        return subprocess.Popen(
-            argv, env=environment, preexec_fn=tie, restore_signals=False, **settings
-        )
+        kind = MpiexecWithoutBanner if environment.get(RELAYED_BY) else subprocess.Popen
+        return kind(argv, env=environment, preexec_fn=tie, restore_signals=False, **settings)
     except OSError as error:
         long = "; pass the program fewer or shorter arguments" * (error.errno == errno.E2BIG)
         raise LaunchError(f"{argv[0]} does not start: {error.strerror}{long}") from None

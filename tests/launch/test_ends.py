@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from ringreduce.launch import ranks
 from ringreduce.launch.ends import End, Report, Watch
 from ringreduce.launch.generation import end_of_mpiexec
 from ringreduce.launch.mpiexec import Flavour
@@ -132,17 +133,23 @@ def test_the_order_of_ends_is_kept_where_the_launcher_is_late():
 
 def ends_slowly(report: Report) -> None:
     """Send a message, close the connection, and be gone a while later."""
-    threading.Timer(1.0, killed, [report]).start()
+    threading.Timer(0.3, killed, [report]).start()
     report._launcher.send("join")
     report._launcher.close()
     ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD, 0)
 
 
+@pytest.fixture
+def patience(monkeypatch):
+    """Wait for a rank that ends slowly as long as it takes."""
+    monkeypatch.setattr(ranks, "ENDING_S", 60.0)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("patience")
 def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(watch):
     slow = rank(watch, 0, ends_slowly)
-    (known,) = watch._ranks.known()
-    while not known.is_exiting:
+    while not is_exiting(slow):
         time.sleep(0.001)
     for child in (rank(watch, 1, killed), slow):
         os.waitpid(child, 0)
@@ -152,10 +159,12 @@ def test_a_rank_that_has_begun_to_end_is_first_though_another_is_gone_before_it(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("patience")
 def test_a_rank_that_has_begun_to_end_is_first_though_its_last_message_is_unread():
     watch = Watch()
     slow = rank(watch, 0, ends_slowly)
-    time.sleep(0.2)
+    while not is_exiting(slow):
+        time.sleep(0.001)
     os.waitpid(rank(watch, 1, killed), 0)
     watch.start()
     os.waitpid(slow, 0)
