@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import textwrap
@@ -115,8 +116,9 @@ def results(result: Result, verbose: bool, computing: int) -> str:
             f"  {step - exposed:.2f} ms of computation, {exposed:.2f} ms of exposed communication"
         )
         lines.append(f"  communication is under way for {under_way:.2f} ms")
+        first = next(rank for rank in itertools.count() if rank not in dict(result.lost))
         lines.append(
-            f"  rank 0 sends {result.sent_bytes:,} bytes a step, holds at most "
+            f"  rank {first} sends {result.sent_bytes:,} bytes a step, holds at most "
             f"{result.held_bytes:,} bytes"
         )
     for rank, epoch in result.lost:
