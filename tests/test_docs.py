@@ -123,8 +123,8 @@ def commands(page: Path, *, with_jax: bool = False) -> list[tuple[list[str], str
     return [(line.split(), output) for line, output in found if (NEEDS_JAX in line) is with_jax]
 
 
-SLOW = {"search.md", "strategies.md", "training.md"}
-"""Pages whose commands train for a quarter of a minute or longer."""
+SLOW = {"compare.md", "performance.md", "search.md", "strategies.md", "training.md"}
+"""Pages whose commands compute for ten seconds or longer."""
 WITH_COMMANDS = [page for page in PAGES if commands(page)]
 WITH_JAX = [page for page in PAGES if commands(page, with_jax=True)]
 

@@ -38,7 +38,7 @@ from typing import Any
 
 from tests.long.faults import record
 from tests.support.mpi import ROOT, MpiJobs, environment, mpiexec, with_environment
-from tests.torch.test_backend import TORCHRUN
+from tests.torch.test_launchers import TORCHRUN
 
 MORE_MIB = 2.0
 """The most by which the memory of a rank may grow in all its asynchronous calls."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.mpi import ROOT, output_of
 from tests.test_examples import command_and_output, names, one_after_another, pattern
-from tests.torch.test_backend import TORCHRUN
+from tests.torch.test_launchers import TORCHRUN
 
 pytestmark = pytest.mark.torch
 SCRIPTS = sorted((ROOT / "examples" / "torch").glob("*.py"))
