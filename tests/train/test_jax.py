@@ -96,13 +96,14 @@ def test_ranks_compute_the_gradient_of_numpy(monkeypatch, ranks, count):
 
 def arrays_after_a_step(comm, settings, strategy, gradient, number):
     """Return all arrays after step `number` with this gradient; they were drawn before it."""
-    part = Trainer(comm, load_split(), settings, strategy=strategy)._part
+    trainer = Trainer(comm, load_split(), settings, strategy=strategy)
     rng = np.random.default_rng(3)
-    drawn = {n: rng.uniform(0.5, 1, a.shape).astype(a.dtype) for n, a in part.arrays().items()}
-    part.load(drawn)
-    part._reduced = mlp.named(mlp.views(gradient.copy(), SIZES))
-    part.update(1.0, number)
-    return {name: array.copy() for name, array in part.arrays().items()}
+    drawn = {n: rng.uniform(0.5, 1, a.shape).astype(a.dtype) for n, a in trainer.arrays().items()}
+    trainer.restore(drawn, trainer.state)
+    trainer._part._reduced = mlp.named(mlp.views(gradient.copy(), SIZES))
+    with trainer.store.update():
+        trainer._part.update(1.0, number)
+    return {name: array.copy() for name, array in trainer.arrays().items()}
 
 
 @pytest.mark.jax
