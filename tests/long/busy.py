@@ -1,9 +1,11 @@
 """Run the tests that start jobs or measure time beside processes that keep every core busy.
 
     python -m tests.long.busy --times 5 --out bench_results/busy.json
+    python -m tests.long.busy --ci CHECKOUT --out bench_results/busy.json
 
-Starts a busy loop for each core, then runs the tests again and again.  Exits with 1 if a test
-fails: no test may depend on how busy the machine is.
+Starts a busy loop for each core, then runs the tests again and again, or once all that `.ci/run`
+of another checkout runs.  Exits with 1 if a test fails: no test may depend on how busy the machine
+is.
 """
 
 from __future__ import annotations
@@ -30,15 +32,20 @@ CLOCKS += ["recovery", "rendezvous", "shm", "transports"]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=5, help="runs of all these tests")
+    parser.add_argument("--ci", type=Path, help="a checkout, of which to run .ci/run once instead")
     parser.add_argument("--out", type=Path, help="where to record the runs, as JSON")
     options = parser.parse_args(argv)
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable())]
-    origin = environment(f"python -m tests.long.busy --times {options.times}")
+    how = "--ci CHECKOUT" if options.ci else f"--times {options.times}"
+    origin = environment(f"python -m tests.long.busy {how}")
+    cases = [["jobs", *tests("full and mpi")], ["clocks", *tests("full and not mpi", *CLOCKS)]]
+    if options.ci:
+        cases, options.times = [[".ci/run", str(options.ci / ".ci/run")]], 1
     rows = []
     try:
         for turn in range(options.times):
-            for name, *words in (["jobs", "full and mpi"], ["clocks", "full and not mpi", *CLOCKS]):
-                rows.append({**origin, "tests": name, "turn": turn, **run(*words)})
+            for name, *command in cases:
+                rows.append({**origin, "tests": name, "turn": turn, **run(command)})
                 print(json.dumps(rows[-1]), flush=True)
     finally:
         for loop in loops:
@@ -48,20 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(row["failed"] for row in rows))
 
 
-def run(marks: str, *folders: str) -> dict[str, object]:
-    """Run tests on four workers.  Return how many passed, which failed, and the seconds."""
+def tests(marks: str, *folders: str) -> list[str]:
+    """Return the command that runs tests on four workers."""
     words = ["-q", "-n", "4", "--dist", "loadfile", "-m", marks, *(f"tests/{f}" for f in folders)]
+    return [sys.executable, "-m", "pytest", *words]
+
+
+def run(command: Sequence[str]) -> dict[str, object]:
+    """Run a command.  Return how many tests passed, which failed, and the seconds."""
     begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    passed = re.search(r"(\d+) passed", done.stdout)
     if done.returncode:
-        print(done.stdout, file=sys.stderr)
-        failed = failed or ["no test ran to its end"]
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        failed = failed or ["the command failed"]
     return {
-        "passed": int(passed[1]) if passed else 0,
+        "passed": sum(map(int, re.findall(r"(\d+) passed", done.stdout))),
         "failed": failed,
         "seconds": round(time.monotonic() - begin),
     }
