@@ -47,6 +47,8 @@ TIMEOUT_S = 3.0
 LATE_S = 2.0
 """Seconds within which ranks raise after a rank was lost, or after the timeout."""
 LINGERING_S = 3.0
+OF_OTHERS_S = 60.0
+"""Seconds after which a socket or a file of another job is gone."""
 FAULTS = ("kill", "stop", "raise")
 LAUNCHERS = ("torchrun", "mpirun")
 HOSTS = {"MASTER_ADDR": "10.99.0.1", "MASTER_PORT": "29555", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -330,7 +332,7 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
 
     Returns the seconds until the last other rank raised, and what was wrong of `COUNTED`.
     """
-    files, sockets = set(os.listdir("/dev/shm")), _sockets()
+    files, sockets = _files(), _sockets()
     victim = drawn.randrange(3)
     job = _start(folder, launcher, how, victim, drawn.randrange(2, 40))
     others = [rank for rank in range(3) if rank != victim]
@@ -367,12 +369,26 @@ def _fault(folder: Path, launcher: str, how: str, drawn: random.Random) -> tuple
     wrong += ["wrong_status"] * (status == 0)
     if not _wait_until(lambda: not with_environment(str(folder)), LINGERING_S):
         wrong.append("processes_left")
-    if not _wait_until(lambda: _sockets() <= sockets, LINGERING_S):
-        wrong.append("sockets_left")
-    wrong += ["files_left"] * bool(set(os.listdir("/dev/shm")) - files)
+    wrong += ["sockets_left"] * (not _go_away(_sockets, sockets))
+    wrong += ["files_left"] * (not _go_away(_files, files))
     if wrong:
         print((folder / "output").read_text()[-4000:], file=sys.stderr, flush=True)
     return slowest_s, wrong
+
+
+def _go_away(present: Callable[[], set[str]], before: set[str]) -> bool:
+    """Wait until nothing is left of what is there now and was not before; whether that came."""
+    left = present() - before
+
+    def are_gone() -> bool:
+        left.intersection_update(present())
+        return not left
+
+    return _wait_until(are_gone, OF_OTHERS_S)
+
+
+def _files() -> set[str]:
+    return set(os.listdir("/dev/shm"))
 
 
 def _sockets() -> set[str]:
