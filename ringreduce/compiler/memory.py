@@ -41,7 +41,7 @@ def claim(address: Address) -> None:
 
 
 def fence() -> None:
-    """Order all stores before, streaming stores too, before all stores after."""
+    """Order all loads and stores before, streaming stores too, before all after."""
 
 
 def pointer(address: Address) -> Any:

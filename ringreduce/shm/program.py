@@ -419,6 +419,13 @@ class SharedMemory:
         """Return the sequence number of the latest round that a rank has posted."""
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
+    def leave(self) -> None:
+        """Let no peer write to this rank's arrays any more, for good: the communicator is broken.
+
+        Returns when none does, or after 50 ms: then a peer is stopped while it writes.
+        """
+        self.enter(address_of(self.team))
+
     @property
     def rounds(self) -> int:
         """Number of rounds that this rank has begun."""

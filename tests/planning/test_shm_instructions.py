@@ -195,6 +195,20 @@ def test_what_is_exposed_and_what_is_written_directly(monkeypatch):
             assert {instr.unless_shared for instr in copies} == {INPUT, OUTPUT}
 
 
+@pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
+def test_no_rank_writes_to_a_peer_before_it_has_compared_the_headers_of_all(
+    collective, algorithm, single_copy
+):
+    """It compares those of a round when it frees its slot for the next one."""
+    _, programs = instructions_of_all(collective, algorithm, 4, single_copy)
+    for program in programs or ():
+        frees = [index for index, each in enumerate(program) if isinstance(each, FreeSlot)]
+        writes = [
+            index for index, each in enumerate(program) if isinstance(each, Reduce) and each.direct
+        ]
+        assert all(frees[1] < index for index in writes)
+
+
 def test_what_is_not_exposed(monkeypatch):
     """No rank waits until its peers have read data of the last round."""
     monkeypatch.setattr("ringreduce.planning.shm_instructions.DIRECT_BYTES", 1)

@@ -72,7 +72,7 @@ class State(NamedTuple):
     shared: bytes
 
 
-def _zero(kind: Any) -> Any:
+def zero(kind: Any) -> Any:
     """A record in memory of its own, of zeros."""
     return kind.from_buffer(bytearray(size_of(kind)))
 
@@ -124,7 +124,7 @@ class Walk:
 
         def free() -> int:
             program.header.call_number = number
-            instruction = _zero(FreeSlot)
+            instruction = zero(FreeSlot)
             instruction.nbytes = _DATA_BYTES
             return protocol.free_slot(program, team, instruction, number)
 
@@ -134,7 +134,7 @@ class Walk:
             return DONE
 
         def post() -> int:
-            protocol.post(program, team, _zero(Post), number)
+            protocol.post(program, team, zero(Post), number)
             return DONE
 
         yield free
@@ -146,7 +146,7 @@ class Walk:
             yield lambda index=index: self._read(protocol.peer_of(team, index), number)
 
     def _wait(self, program: Program, team: Team, index: int, number: int) -> int:
-        instruction = _zero(Wait)
+        instruction = zero(Wait)
         instruction.peer, instruction.reads = index, 1
         return protocol.wait(program, team, instruction, number)
 

@@ -429,6 +429,76 @@ MUTATIONS = [
         "All pieces of a result are written to the beginning of a peer's array.",
     ),
     Mutation(
+        "looked-before-the-mark",
+        "shm/executor.py",
+        """            if written == 0:
+                write_begins(team)
+            written += 1
+            if has_left(peer):
+                write_ends(team)
+                return False
+""",
+        """            if has_left(peer):
+                return False
+            if written == 0:
+                write_begins(team)
+            written += 1
+""",
+        "A peer leaves between the look and the mark, and its array is written afterwards.",
+    ),
+    Mutation(
+        "no-fence-behind-the-mark",
+        "shm/protocol.py",
+        """"writes", 1)
+    fence()
+""",
+        """"writes", 1)
+""",
+        "The look at the departure of a peer overtakes the mark, which the peer does not see.",
+    ),
+    Mutation(
+        "announced-behind-the-look-at-marks",
+        "shm/protocol.py",
+        """    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
+    for index in range(team.peer_count):
+        mark = mark_of(peer_of(team, index).segment)
+        while load_acquire(mark, "writes") and nanoseconds(address_of(team.clock)) < end:
+            yield_core()
+""",
+        """    departure_of(team.segment).has_left = 1
+""",
+        "A rank leaves without a look at the marks of its peers.",
+    ),
+    Mutation(
+        "written-after-the-call-broke-off",
+        "shm/protocol.py",
+        '"has_left") != 0',
+        '"has_left") > 1',
+        "A late rank writes to the array of a peer that has left the call.",
+    ),
+    Mutation(
+        "reduced-again-after-a-pause",
+        "shm/executor.py",
+        "program.done_bytes = ~begin",
+        "program.done_bytes = begin",
+        "A part that could not be written to a peer is reduced again, with its own result.",
+    ),
+    Mutation(
+        "written-before-headers-are-compared",
+        "planning/shm_instructions.py",
+        """            yield self._free_slot(step.index + 1)
+        for fold in step.folds:
+            yield from self._reduce(step.index, fold, operands)
+""",
+        """            pass
+        for fold in step.folds:
+            yield from self._reduce(step.index, fold, operands)
+        if self._writes_directly(step.index + 1):
+            yield self._free_slot(step.index + 1)
+""",
+        "A result is written to a peer that may be in another call.",
+    ),
+    Mutation(
         "staged-though-exposed",
         "shm/protocol.py",
         "data = Buffer(exposed.buffer).address + exposed.offset",
