@@ -72,6 +72,16 @@ def read_process(process: int, vectors: Address) -> int:
     return done
 
 
+def write_process(process: int, vectors: Address) -> int:
+    """Write another process's memory: ``process_vm_writev``; as `read_process`."""
+    write = ctypes.CDLL(None).process_vm_writev
+    write.restype = ctypes.c_ssize_t
+    word = ctypes.c_size_t
+    local, remote = ctypes.c_void_p(vectors), ctypes.c_void_p(vectors + 16)
+    done: int = write(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
+    return done
+
+
 def call_fold(
     fold: Address,
     into: Address,

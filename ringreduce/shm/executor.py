@@ -14,7 +14,7 @@ from ringreduce.compiler.records import (
     load_acquire,
     size_of,
 )
-from ringreduce.shm.copies import copy_bytes, read
+from ringreduce.shm.copies import copy_bytes, push, read
 from ringreduce.shm.iovec import contiguous, gathered, scatter, writable_at
 from ringreduce.shm.layout import (
     COPY,
@@ -68,23 +68,22 @@ def source_of(instruction: Reduce, index: int) -> Operand:
 
 @compilable
 def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> bool:
-    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not shared.
+    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not written.
 
-    Returns False if a peer has left the call.
+    Returns False if a peer has left the call, or if its process does not answer.
     """
     written = 0
     for i in range(wanted.direct_count):
         direct = DirectWrite(wanted.direct + i * _DIRECT_WRITE_BYTES)
         peer = Peer(direct.peer)
-        if peer.output_is_shared:
+        if peer.output_is_shared | wanted.writes_private:
             if written == 0:
                 write_begins(team)
             written += 1
-            if has_left(peer):
+            into = peer.output.address + direct.offset + begin
+            if has_left(peer) or not push(team, peer.output.process, into, source, nbytes):
                 write_ends(team)
                 return False
-            into = peer.output.address + direct.offset + begin
-            write(team, into, source, nbytes)
     if written:
         write_ends(team)
     if written < wanted.readers:
@@ -138,8 +137,8 @@ def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bo
 def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
     """Execute a REDUCE, in parts that stay in the cache.
 
-    Returns False if the process of a source does not answer, or if a peer has left the call.  A
-    part that is reduced is not reduced again then: its sources may be overwritten already.
+    Returns False if another process does not answer, or if a peer has left the call.  A part that
+    is reduced is not reduced again then: its sources may be overwritten already.
     """
     target, into = Buffer(instruction.target.buffer), instruction.target.offset
     wanted, memory = Destinations(instruction.destinations), team.gather_buffer

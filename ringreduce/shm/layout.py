@@ -164,7 +164,7 @@ class Interval(Record):
 
 @record
 class MemoryRange(Record):
-    """``struct iovec`` of process_vm_readv."""
+    """``struct iovec`` of process_vm_readv and process_vm_writev."""
 
     # Address of the first byte.
     address: Address
@@ -254,9 +254,9 @@ class Team(Record):
     sources: Address
     # Scratch for pieces that are gathered: GATHER_BYTES for the result and for each rank.
     gather_buffer: Address
-    # Destination of process_vm_readv.
+    # Memory of this process, for process_vm_readv and process_vm_writev.
     local: MemoryRange
-    # Source of process_vm_readv; follows `local`.
+    # Memory of another process, for these; follows `local`.
     remote: MemoryRange
     # Scratch of the clock.
     clock: Timespec
@@ -412,7 +412,7 @@ class Copy(Record):
 class Destinations(Record):
     """The destinations of the result of a REDUCE besides its target."""
 
-    # Number of peers whose OUTPUT is written directly, if it is shared.
+    # Number of peers whose OUTPUT is written directly, if it is shared, or by the kernel.
     direct_count: Word
     # Array of `direct_count` records `DirectWrite`.
     direct: Address
@@ -420,6 +420,8 @@ class Destinations(Record):
     readers: Word
     # Offset of the result in this rank's data of the next round, in bytes.
     slot_offset: Word
+    # 1: OUTPUT of a peer is written if it is not shared, too, by the kernel; 0: it is not.
+    writes_private: Word
 
 
 @record

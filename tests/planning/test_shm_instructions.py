@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -30,6 +32,7 @@ from tests.support.each import each
 from tests.support.instruction_machine import ITEMSIZE, InstructionMachine
 from tests.support.schedules import any_schedule, by_hand
 
+THIS = sys.modules[__name__]
 COUNT = 37
 SCHEDULES = [
     (collective, algorithm)
@@ -97,10 +100,14 @@ def wanted(collective, before, rank):
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.fixture(params=["staged", "exposed", "single-copy", "single-copy or direct"])
+@pytest.fixture(
+    params=["staged", "exposed", "single-copy", "single-copy or direct", "single-copy and written"]
+)
 def single_copy(request, monkeypatch):
     """Each way for data; they are exposed and written directly whatever their length."""
-    direct = request.param in ("exposed", "single-copy or direct")
+    direct = request.param in ("exposed", "single-copy or direct", "single-copy and written")
+    if request.param.endswith("written"):
+        monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, writes=True))
     monkeypatch.setattr(
         "ringreduce.planning.shm_instructions.DIRECT_BYTES", 1 if direct else 1 << 20
     )
@@ -293,11 +300,12 @@ def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
     made = [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(schedule.size)]
     slices = [plan.slice(0) for plan in made]
     found = []
-    ways = (("staged", 1 << 20), ("exposed", 1), ("single-copy", 1 << 20), ("single-copy", 1))
-    for way, direct_bytes in ways:
+    ways = [("staged", 1 << 20, False), ("exposed", 1, False)]
+    ways += [("single-copy", 1 << 20, False), ("single-copy", 1, False), ("single-copy", 1, True)]
+    for way, direct_bytes, writes in ways:
         with patch("ringreduce.planning.shm_instructions.DIRECT_BYTES", direct_bytes):
             programs = [
-                instructions_of(slices, r, ITEMSIZE, way == "single-copy", True)
+                instructions_of(slices, r, ITEMSIZE, way == "single-copy", True, writes)
                 for r in range(len(made))
             ]
         if None not in programs:

@@ -189,8 +189,12 @@ def stepped(walk: Walk) -> Iterator[None]:
         "nanoseconds": lambda _: 0,
         "yield_core": wait,
     }
-    write = lambda _, into, __, ___: walk.store(into, RESULT, streams=True)  # noqa: E731
-    with patch.multiple(protocol, **stepping), patch.object(executor, "write", write):
+
+    def push(_: Team, __: int, into: int, *___: int) -> bool:
+        walk.store(into, RESULT, streams=True)
+        return True
+
+    with patch.multiple(protocol, **stepping), patch.object(executor, "push", push):
         yield
 
 
@@ -207,59 +211,3 @@ def explore(walk: Walk) -> int:
             waiting += set(following) - seen
             seen.update(following)
     return len(seen)
-
-
-# --- mistakes -------------------------------------------------------------------------------------
-
-_BEGINS, _HAS_LEFT = protocol.write_begins, protocol.has_left
-
-
-def look_first(team: Team) -> None:
-    """`write_begins`, did the rank look at its first peer before it sets its mark."""
-    _looked[:] = [_HAS_LEFT(protocol.peer_of(team, 0))]
-    _BEGINS(team)
-
-
-_looked: list[bool] = []
-
-
-def mark_only(team: Team) -> None:
-    """`write_begins`, were there no fence."""
-    protocol.store_release(protocol.mark_of(team.segment), "writes", 1)
-
-
-def clear_only(team: Team) -> None:
-    """`write_ends`, were there no fence."""
-    protocol.store_release(protocol.mark_of(team.segment), "writes", 0)
-
-
-def leave_in_order(team: Team, *order: str) -> None:
-    """`leave`, did it do these things in this order."""
-    for each in order:
-        if each == "announce":
-            protocol.store_release(protocol.departure_of(team.segment), "has_left", 1)
-        elif each == "fence":
-            protocol.fence()
-        else:
-            mark = protocol.mark_of(protocol.peer_of(team, 0).segment)
-            while protocol.load_acquire(mark, "writes"):
-                protocol.yield_core()
-
-
-MISTAKES: dict[str, tuple[Any, dict[str, Callable[..., Any]]]] = {
-    "the writer looks before it sets its mark": (
-        executor,
-        {"write_begins": look_first, "has_left": lambda _: _looked[0]},
-    ),
-    "no fence behind the mark": (executor, {"write_begins": mark_only}),
-    "no fence behind the written data": (executor, {"write_ends": clear_only}),
-    "no fence behind the announcement": (
-        protocol,
-        {"leave": lambda team: leave_in_order(team, "announce", "wait")},
-    ),
-    "the announcement follows the look at the marks": (
-        protocol,
-        {"leave": lambda team: leave_in_order(team, "wait", "announce", "fence")},
-    ),
-}
-"""What goes wrong -> the module, and its functions that are replaced."""

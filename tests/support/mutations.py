@@ -434,16 +434,14 @@ MUTATIONS = [
         """            if written == 0:
                 write_begins(team)
             written += 1
-            if has_left(peer):
-                write_ends(team)
-                return False
-""",
-        """            if has_left(peer):
-                return False
+            into = peer.output.address + direct.offset + begin
+            if has_left(peer) or""",
+        """            gone = has_left(peer)
             if written == 0:
                 write_begins(team)
             written += 1
-""",
+            into = peer.output.address + direct.offset + begin
+            if gone or""",
         "A peer leaves between the look and the mark, and its array is written afterwards.",
     ),
     Mutation(
@@ -497,6 +495,27 @@ MUTATIONS = [
             yield self._free_slot(step.index + 1)
 """,
         "A result is written to a peer that may be in another call.",
+    ),
+    Mutation(
+        "last-round-dropped-at-an-empty-message",
+        "planning/shm_instructions.py",
+        "for m in steps[last].sends\n",
+        "for m in steps[last].sends if m.span.start < m.span.stop\n",
+        "Ranks wait for a round that nobody posts if a message is empty.",
+    ),
+    Mutation(
+        "written-and-read-too",
+        "planning/shm_instructions.py",
+        "elif not table.is_written(peer, step.index, sent, rank):",
+        "else:",
+        "A rank reads a result that was written to it, perhaps after its peer has left the call.",
+    ),
+    Mutation(
+        "every-other-piece-left-out",
+        "shm/executor.py",
+        "        begin += length\n    if distributes:",
+        "        begin += length << wanted.writes_private\n    if distributes:",
+        "Every other piece of a result that is written to private arrays is left out.",
     ),
     Mutation(
         "staged-though-exposed",

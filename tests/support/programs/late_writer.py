@@ -43,7 +43,8 @@ def used_anew(x: np.ndarray, while_it_writes: bool) -> list[np.ndarray]:
 
 
 where, kind = sys.argv[1:]
-comm = rr.init(transport="shm", timeout_s=120)
+config = rr.Config(pull_bytes=1 if kind == "ordinary" else None)
+comm = rr.init(transport="shm", timeout_s=120, config=config)
 x = comm.empty(_BYTES, np.uint8) if kind == "registered" else np.empty(_BYTES, np.uint8)
 x[...] = 0
 pids = comm.all_gather(np.array([os.getpid()]))
