@@ -77,7 +77,7 @@ def zero(kind: Any) -> Any:
     return kind.from_buffer(bytearray(size_of(kind)))
 
 
-class _PauseError(Exception):
+class PauseError(Exception):
     """The rank has made its one access, and would make another."""
 
 
@@ -164,7 +164,7 @@ class Walk:
             self._at += 1
             return self._log[self._at - 1]
         if self._moved:
-            raise _PauseError
+            raise PauseError
         self._moved = True
         self._log.append(make())
         self._at += 1
@@ -197,7 +197,7 @@ class Walk:
             self._log, self._at = list(rank.log), 0
             try:
                 result = self.actions[me][rank.action]()
-            except _PauseError:
+            except PauseError:
                 return rank._replace(log=tuple(self._log))
             if result == MISMATCH:
                 raise TornError(f"rank {me} reads another header in action {rank.action}")

@@ -18,6 +18,7 @@ import numpy as np
 from ringreduce.compiler.records import address_of, size_of
 from ringreduce.shm import executor, protocol
 from ringreduce.shm.layout import RING_OFFSET, Destinations, DirectWrite, Peer, Team
+from tests.support import interleavings
 
 RESULT, ANOTHER = 7, 8
 """What is written to the arrays of a call; what their owner writes there after it has left."""
@@ -51,15 +52,11 @@ class State(NamedTuple):
     shared: frozenset[tuple[int, int]] = frozenset()
 
 
-class _PauseError(Exception):
-    """The rank has made its one access, and would make another."""
-
-
 class _WaitError(Exception):
     """The rank polls, and has seen nothing new."""
 
 
-class Walk:
+class Walk(interleavings.Walk):
     """Ranks that each do some of "write", to all peers, and "leave", one after another."""
 
     def __init__(self, *ranks: Sequence[str]) -> None:
@@ -73,11 +70,8 @@ class Walk:
         self.wanted = [address_of(team) + head for team in self.teams]
         self.actions = [[self._action(r, name) for name in names] for r, names in enumerate(ranks)]
         self.leaving = {rank for rank, names in enumerate(ranks) if "leave" in names}
-        self.me = 0
-        self.memory: dict[int, int] = {}
+        self.stored: dict[int, int] = {}
         self.buffer: list[Store] = []
-        self._log: list[Any] = []
-        self._at, self._moved = 0, False
 
     def _action(self, me: int, name: str) -> Callable[[], Any]:
         team, others = self.teams[me], [r for r in range(len(self.segments)) if r != me]
@@ -100,20 +94,10 @@ class Walk:
 
     # --- accesses ---
 
-    def access(self, make: Callable[[], Any]) -> Any:
-        """Make an access to shared memory; or give what it gave when it was made before."""
-        if self._at == len(self._log):
-            if self._moved:
-                raise _PauseError
-            self._moved = True
-            self._log.append(make())
-        self._at += 1
-        return self._log[self._at - 1]
-
     def load(self, record: Any, field: str) -> int:
         def look() -> int:
             own = [each.value for each in self.buffer if each.address == address_of(record)]
-            return own[-1] if own else self.memory.get(address_of(record), 0)
+            return own[-1] if own else self.stored.get(address_of(record), 0)
 
         return self.access(look)
 
@@ -138,23 +122,20 @@ class Walk:
                 if stored.streams or all(each.streams for each in rank.buffer[:index]):
                     left = rank.buffer[:index] + rank.buffer[index + 1 :]
                     shared = {**dict(state.shared), stored.address: stored.value}
-                    yield self._with(state, me, rank._replace(buffer=left), shared)
+                    yield _with(state, me, rank._replace(buffer=left), shared)
             if rank.action < len(self.actions[me]):
-                self.memory = dict(state.shared)
+                self.stored = dict(state.shared)
                 moved = self._step(me, rank)
                 if moved is not None:
-                    yield self._with(state, me, moved, self.memory)
-
-    def _with(self, state: State, me: int, rank: Rank, shared: dict[int, int]) -> State:
-        return State((*state.ranks[:me], rank, *state.ranks[me + 1 :]), frozenset(shared.items()))
+                    yield _with(state, me, moved, self.stored)
 
     def _step(self, me: int, rank: Rank) -> Rank | None:
         """Let a rank make one access, and go on up to the next one; None if it has to wait."""
-        self.me, self._moved, self._at = me, False, 0
+        self._moved, self._at = False, 0
         self._log, self.buffer = list(rank.log), list(rank.buffer)
         try:
             self.actions[me][rank.action]()
-        except _PauseError:
+        except interleavings.PauseError:
             return Rank(rank.action, tuple(self._log), tuple(self.buffer))
         except _WaitError:
             return None
@@ -167,6 +148,10 @@ class Walk:
         for rank in self.leaving:
             if dict(state.shared)[self.arrays[rank]] != ANOTHER:
                 raise LateError(f"the array of rank {rank} was written after it had left")
+
+
+def _with(state: State, me: int, rank: Rank, shared: dict[int, int]) -> State:
+    return State((*state.ranks[:me], rank, *state.ranks[me + 1 :]), frozenset(shared.items()))
 
 
 @contextmanager
