@@ -46,8 +46,11 @@ from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
-_READ_BYTES = 128 << 10
-"""Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
+_READ_BYTES = (256 << 10, 128 << 10)
+"""Bytes of each array to reduce at a time: data read from other processes stay in the cache.
+
+The second number is for a kernel that copies quickly, where longer pieces were slower.
+"""
 _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
 _MAX_RANKS = 64
@@ -154,7 +157,8 @@ class SharedMemory:
         size = len(memory.addresses)
         peers = self._peers = [peer for peer in range(size) if peer != rank]
         self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
-        self._read_buffer = np.empty(_READ_BYTES * len(peers), np.uint8)
+        read_bytes = _READ_BYTES[config.memory.quick]
+        self._read_buffer = np.empty(read_bytes * len(peers), np.uint8)
         self._fold_scratch = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
@@ -163,7 +167,7 @@ class SharedMemory:
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
         team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
-        team.read_buffer, team.read_bytes = array_address(self._read_buffer), _READ_BYTES
+        team.read_buffer, team.read_bytes = array_address(self._read_buffer), read_bytes
         team.fold_scratch = array_address(self._fold_scratch)
         team.sources = array_address(self._sources)
         team.gather_buffer = array_address(self._gather_buffer)
