@@ -24,6 +24,10 @@ class Memory:
     """Whether every rank can read the other ranks' private arrays directly (single-copy)."""
     crowded: bool
     """Whether there are more ranks than cores."""
+    writes: bool = False
+    """Whether every rank can write the other ranks' private arrays directly, too."""
+    quick: bool = False
+    """Whether this takes little longer than copies of what another core has written."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ class Config:
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
     the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores;
     16 MiB for a "star" `gather`; never for a "star" `broadcast` or `reduce` if each rank has a
-    core.
+    core.  Where the kernel copies quickly: 128 KiB for a "two_shot" `all_reduce`, and 4 MiB with
+    more ranks than cores.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""

@@ -107,7 +107,7 @@ _BY_FILE = {
     "train/compare/__main__.py": ("tests/train/test_compare.py",),
     "shm/copies.py": _SHARED,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
-    "shm/executor.py": _SHARED,
+    "shm/executor.py": ("tests/shm/test_protocol.py", *_SHARED),
     "shm/protocol.py": ("tests/shm/test_protocol.py", *_SHARED),
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
     MOST_DIRECT,
     STAGED_BYTES,
+    is_single_copy,
     priced_bytes,
     resolve,
     segment_bytes,
@@ -122,10 +124,12 @@ class Calls:
         key = ("all_reduce", array.dtype, array.shape, op, algorithm, wire)
         return self._get(key, self._all_reduce, array, op, algorithm, wire)
 
-    def _all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
+    def _all_reduce(
+        self, array: np.ndarray, op: str, algorithm: str, wire: Any, is_list: bool = False
+    ) -> Call:
         check_reduction("all_reduce", array.dtype, op, OPS)
         dtype = check_wire("all_reduce", array.dtype, wire)
-        plan = self._whole("all_reduce", algorithm, array.size, dtype)
+        plan = self._whole("all_reduce", algorithm, array.size, dtype, is_list=is_list)
         signature = _signature(
             "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
         )
@@ -177,7 +181,7 @@ class Calls:
             for begin, end in batches:
                 part = indices[begin:end]
                 fused = np.empty(sum(arrays[index].size for index in part), dtype)
-                groups.append((self._all_reduce(fused, op, algorithm, used_wire), part))
+                groups.append((self._all_reduce(fused, op, algorithm, used_wire, True), part))
         text = ", ".join(array_text(array) for array in arrays)
         signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
         if not groups:
@@ -477,16 +481,23 @@ class Calls:
         count: int,
         dtype: np.dtype[Any],
         root: int = 0,
+        is_list: bool = False,
     ) -> Plan:
         """Plan a call on a whole array of `count` elements, which are sent as `dtype`."""
         schedule = self._schedule(collective, algorithm, count * dtype.itemsize, root)
-        return self._planned(schedule, count, dtype)
+        return self._planned(schedule, count, dtype, is_list)
 
-    def _planned(self, schedule: Schedule, count: int, dtype: np.dtype[Any]) -> Plan:
-        """Plan a call on a whole array by a schedule."""
-        slices = slice_count(schedule, count * dtype.itemsize, self.nodes, self.config)
-        segment = segment_bytes(self.nodes, self.config)
-        return plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
+    def _planned(
+        self, schedule: Schedule, count: int, dtype: np.dtype[Any], is_list: bool = False
+    ) -> Plan:
+        """Plan a call on a whole array, or on a list of arrays laid end to end, by a schedule."""
+        config, nbytes = self.config, count * dtype.itemsize
+        if is_list and config.memory is not None:  # the arrays of a batch may be anywhere
+            config = replace(config, memory=replace(config.memory, quick=False))
+        slices = slice_count(schedule, nbytes, self.nodes, config)
+        segment = segment_bytes(self.nodes, config)
+        plan = plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
+        return replace(plan, single_copy=is_single_copy(schedule, nbytes, config))
 
     def _parts(
         self,
@@ -505,7 +516,9 @@ class Calls:
         one_step = None
         if collective == "all_to_all" and not schedule.digest:
             _, one_step = self._all_to_alls[schedule.algorithm]
-        return plan_parts(schedule, self.rank, counts, dtype.itemsize, slices, segment, one_step)
+        how = dtype.itemsize, slices, segment, one_step
+        plan = plan_parts(schedule, self.rank, counts, *how)
+        return replace(plan, single_copy=is_single_copy(schedule, nbytes, self.config))
 
     def _schedule(self, collective: str, algorithm: str, nbytes: int, root: int) -> Schedule:
         chosen = collective, priced_bytes(nbytes)

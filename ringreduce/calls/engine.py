@@ -572,9 +572,11 @@ class Engine:
     def _abandon(self) -> None:
         """Withdraw the receives under way, for `_WITHDRAWING_S` at most.
 
-        Peers may still read or write the memory of the other messages.  So that memory is kept
-        until the process ends.
+        Peers may still read or write the memory of the other messages, and a peer that is stopped
+        may go on to write to the arrays of the call.  So all these are kept until the process ends.
         """
+        if self.shared_memory is not None:
+            self.shared_memory.leave()
         end = time.monotonic() + _WITHDRAWING_S
         with contextlib.suppress(Exception):  # an error of MPI changes nothing now
             while not self.withdraw() and time.monotonic() < end:
@@ -759,9 +761,11 @@ class Engine:
         if self.fast_path is not None:
             self.fast_path.disable()
         lost = error.ranks if isinstance(error, PeerLostError) else ()
-        self._agreement.leave(reason, lost)
-        self.endpoint.end(self.ended, reason)
-        self._abandon()
+        try:
+            self._agreement.leave(reason, lost)
+            self.endpoint.end(self.ended, reason)
+        finally:
+            self._abandon()
 
 
 def _closed() -> ValueError:

@@ -79,7 +79,8 @@ class Runner:
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
-            memory = Memory(segments.single_copy, crowded=transport.yielding.crowded)
+            can = segments.writes, segments.quick
+            memory = Memory(segments.single_copy, transport.yielding.crowded, *can)
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device

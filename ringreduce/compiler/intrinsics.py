@@ -232,14 +232,26 @@ def _nanoseconds(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.add(builder.mul(seconds, ir.Constant(_WORD, 10**9)), rest)
 
 
-@_compiles(memory.read_process, _INT64(_INT64, _INT64))
-def _read_process(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-    kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
-    function = cgutils.get_or_insert_function(builder.module, kind, "process_vm_readv")
-    process = builder.trunc(arguments[0], _INT)
-    one, two_words = ir.Constant(_WORD, 1), ir.Constant(_WORD, 16)
-    remote = builder.add(arguments[1], two_words)
-    return builder.call(function, (process, arguments[1], one, remote, one, ir.Constant(_WORD, 0)))
+def _process_call(name: str) -> Generate:
+    """A generator of calls of process_vm_readv or process_vm_writev."""
+
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        process, one = builder.trunc(arguments[0], _INT), ir.Constant(_WORD, 1)
+        remote = builder.add(arguments[1], ir.Constant(_WORD, 16))
+        given = process, arguments[1], one, remote, one, ir.Constant(_WORD, 0)
+        return builder.call(function, given)
+
+    return generate
+
+
+_read_process = _compiles(memory.read_process, _INT64(_INT64, _INT64))(
+    _process_call("process_vm_readv")
+)
+_write_process = _compiles(memory.write_process, _INT64(_INT64, _INT64))(
+    _process_call("process_vm_writev")
+)
 
 
 @_compiles(memory.call_fold, _VOID(*(_INT64,) * 7))

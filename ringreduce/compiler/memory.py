@@ -41,7 +41,7 @@ def claim(address: Address) -> None:
 
 
 def fence() -> None:
-    """Order all stores before, streaming stores too, before all stores after."""
+    """Order all loads and stores before, streaming stores too, before all after."""
 
 
 def pointer(address: Address) -> Any:
@@ -69,6 +69,16 @@ def read_process(process: int, vectors: Address) -> int:
     word = ctypes.c_size_t
     local, remote = ctypes.c_void_p(vectors), ctypes.c_void_p(vectors + 16)
     done: int = read(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
+    return done
+
+
+def write_process(process: int, vectors: Address) -> int:
+    """Write another process's memory: ``process_vm_writev``; as `read_process`."""
+    write = ctypes.CDLL(None).process_vm_writev
+    write.restype = ctypes.c_ssize_t
+    word = ctypes.c_size_t
+    local, remote = ctypes.c_void_p(vectors), ctypes.c_void_p(vectors + 16)
+    done: int = write(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
     return done
 
 

@@ -243,13 +243,13 @@ def _why_not_elastic() -> Problem:
 def shared_memory() -> Iterable[Finding]:
     """The ways in which ranks of one host can access each other's memory."""
     error, works = _read_sibling()
-    yield Finding("single copy", error or works, _single_copy_advice(error))
+    yield Finding("single copy", works or error, _single_copy_advice(error))
     yield from _shm_directory()
     yield from _memfd()
 
 
 def _read_sibling() -> tuple[str, str]:
-    """Try process_vm_readv between two probes.  Returns the problem, or how the read works."""
+    """Try single copy between two probes.  Returns the problem, and what works."""
     holder = subprocess.Popen(
         command("hold"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
@@ -259,15 +259,24 @@ def _read_sibling() -> tuple[str, str]:
         if not held:
             return "the probe does not start", ""
         where = str(held["pid"]), str(held["address"])
-        error = _read_error(ask("read", *where))
-        if not error:
-            return "", "process_vm_readv works"
+        answer = ask("read", *where)
+        if not _read_error(answer):
+            return _what_works(answer)
         assert holder.stdin is not None
         holder.stdin.write("allow\n")
         holder.stdin.flush()
         holder.stdout.readline()
-        error = _read_error(ask("read", *where))
-    return error, "process_vm_readv works, as ranks allow it to each other (ptrace_scope 1)"
+        answer = ask("read", *where)
+    error, works = _what_works(answer)
+    return error, works and f"{works}, as ranks allow it to each other (ptrace_scope 1)"
+
+
+def _what_works(answer: Answer) -> tuple[str, str]:
+    if error := _read_error(answer):
+        return error, ""
+    if not answer.lines[0].get("writes", True):
+        return "no writes", "process_vm_readv works; process_vm_writev is forbidden"
+    return "", "process_vm_readv and process_vm_writev work"
 
 
 def _read_error(answer: Answer) -> str:

@@ -116,6 +116,7 @@ def _headline(case: Case) -> str:
     how = "by messages"
     if memory is not None:
         how = "through shared memory" + ", more ranks than cores" * memory.crowded
+        how += ", quick copies by the kernel" * memory.quick
     return " · ".join(
         [
             *(case.schedule.collective, case.schedule.algorithm),

@@ -22,10 +22,11 @@ def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
     if transport == "mpi":
         return None
     answer = ask("memory")
-    found = answer.lines[0] if answer.lines else {"shared": False, "single_copy": False}
-    if not found["shared"] and transport != "shm":
+    found = answer.lines[0] if answer.lines else {}
+    if not found.get("shared") and transport != "shm":
         return None
-    return Memory(found["single_copy"], crowded=ranks > usable())
+    can = {fact: found.get(fact, False) for fact in ("single_copy", "writes", "quick")}
+    return Memory(crowded=ranks > usable(), **can)
 
 
 def _transport_of_environment() -> str:

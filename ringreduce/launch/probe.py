@@ -29,7 +29,7 @@ from typing import Any
 from ringreduce.launch.mpiexec import answered
 from ringreduce.prctl import allow_reads
 
-_SEGMENT_BYTES = 1 << 20
+_SEGMENT_BYTES = 2 << 20
 _SECRET = b"ringreduce single copy probe"
 _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
@@ -133,7 +133,10 @@ def memory() -> dict[str, Any]:
     os.waitpid(child, 0)
     functions = importlib.import_module("ringreduce.shm.functions")
     shared = functions.would_be_available()
-    return {"shared": shared, "single_copy": shared and found is not None and found.single_copy}
+    facts = "single_copy", "writes", "quick"
+    return {"shared": shared} | {
+        fact: shared and found is not None and getattr(found, fact) for fact in facts
+    }
 
 
 def _exchange(peer: socket.socket, rank: int, mine: bytes) -> bytes:
@@ -181,23 +184,21 @@ class _IoVec(ctypes.Structure):
 
 
 def read(pid: str, address: str) -> dict[str, Any]:
-    """Read the secret of `hold` with process_vm_readv.  The error is "" if the bytes are right."""
+    """Read the secret of `hold` with process_vm_readv.  The error is "" if the bytes are right.
+
+    Then write it back with process_vm_writev: "writes" is False if that is not allowed.
+    """
     into = ctypes.create_string_buffer(len(_SECRET))
     local = _IoVec(ctypes.addressof(into), len(_SECRET))
     remote = _IoVec(int(address), len(_SECRET))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    got = libc.process_vm_readv(
-        int(pid),
-        ctypes.byref(local),
-        ctypes.c_ulong(1),
-        ctypes.byref(remote),
-        ctypes.c_ulong(1),
-        ctypes.c_ulong(0),
-    )
-    if got < 0:
+    libc, one, flags = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    libc.process_vm_readv.restype = libc.process_vm_writev.restype = ctypes.c_ssize_t
+    move = int(pid), ctypes.byref(local), one, ctypes.byref(remote), one, flags
+    if libc.process_vm_readv(*move) < 0:
         return {"error": os.strerror(ctypes.get_errno())}
-    return {"error": "" if into.raw == _SECRET else "the bytes read are not those of the peer"}
+    if into.raw != _SECRET:
+        return {"error": "the bytes read are not those of the peer"}
+    return {"error": "", "writes": libc.process_vm_writev(*move) == len(_SECRET)}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -72,6 +72,8 @@ class Reduce(NamedTuple):
     """Whether the result has all contributions; a mean is divided then."""
     direct: tuple[Place, ...] = ()
     """Places in OUTPUT of peers: the result is written to those that are shared memory."""
+    writes_private: bool = False
+    """Whether the result is written to the other ones of these places, too."""
     staged: Place | None = None
     """Place in this rank's slot for the result, unless all readers were written directly."""
     readers: int = 0
@@ -97,6 +99,8 @@ class Instructions(NamedTuple):
     """Elements of SCRATCH that the rank needs."""
     single_copy: bool
     """Whether peers read the data in place, in the rank's own memory."""
+    waits_for_readers: bool
+    """Whether the last round of a slice only waits for the readers of the last step."""
     publishes: bool
     """Whether ranks publish the locations of the data of a round and of OUTPUT."""
     notes: tuple[tuple[tuple[int, str, int, int], ...], ...]
@@ -108,8 +112,7 @@ class Instructions(NamedTuple):
             if number <= rounds:
                 break
             number -= rounds
-        # The last round of a single-copy slice only waits for the readers of the last step.
-        return max(min(number, rounds - self.single_copy) - 1, 0)
+        return max(min(number, rounds - self.waits_for_readers) - 1, 0)
 
 
 def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:
@@ -135,6 +138,7 @@ def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructi
         max(each.slot_bytes for each in slices),
         max(each.scratch for each in slices),
         slices[0].single_copy,
+        slices[0].waits_for_readers,
         any(each.publishes for each in slices),
         tuple(notes for each in slices for notes in each.notes),
     )

@@ -235,6 +235,7 @@ class Moves:
             slot_bytes=most,
             scratch=0,
             single_copy=single_copy,
+            waits_for_readers=single_copy,
             publishes=most > IN_SLOT_BYTES,
             notes=(tuple(self.notes(index)),),
         )

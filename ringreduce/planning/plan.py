@@ -45,6 +45,8 @@ class Plan:
     """Whether OUTPUT may be the same memory as INPUT."""
     moves: Moves | None = None
     """The messages of a schedule of one step; None: plan it as any other schedule."""
+    single_copy: bool = False
+    """Whether peers read the arrays directly, where shared memory runs the plan and can do so."""
     _slices: dict[int, PlannedSlice] = field(default_factory=dict)
     _steps: tuple[Step, ...] | None = None
 

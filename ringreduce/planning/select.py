@@ -21,6 +21,14 @@ _ONE_WAY_SLICES = 64
 """The most slices of these, unless slices of STAGED_BYTES are more: each has to be planned."""
 _GATHER_SINGLE_COPY = 16 << 20
 """The least bytes of a star gather that the root reads directly.  A shorter one is copied in."""
+_QUICK = {
+    ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
+    ("reduce_scatter", "direct"): (4 << 20, 4 << 20),
+}
+"""The least bytes that are single-copy where the kernel is quick, and results may be written.
+
+The first number is for ranks with a core each, the second for ranks that share cores.
+"""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -91,8 +99,11 @@ def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     if config.pull_bytes is None:
         if _is_one_way(schedule, config):
             return False
-        if (schedule.collective, schedule.algorithm) == ("gather", "star"):
+        kind = schedule.collective, schedule.algorithm
+        if kind == ("gather", "star"):
             least = _GATHER_SINGLE_COPY
+        if config.memory is not None and config.memory.quick and kind in _QUICK:
+            least = _QUICK[kind][config.memory.crowded]
     return nbytes >= least
 
 

@@ -8,7 +8,7 @@ Data go one of two ways:
 - *Staged* (copy-in, copy-out): a rank copies the data it sends in a step to its slot.  It continues
   as soon as it has the data that it reads itself.
 - *Single-copy*: peers read the data in place.  The rank waits for these reads before it overwrites
-  the data, and before the slice ends.
+  the data, and before the slice ends.  A result that is written directly needs no such round.
 
 Data in shared memory need not be staged if the plans show that peers read them in time.  A rank
 *exposes* its array in any round of a slice but the last: peers read the array, not the slot.  A
@@ -52,16 +52,21 @@ DIRECT_BYTES = 4 << 10
 
 
 def instructions_of(
-    plans: Sequence[PlannedSlice], rank: int, itemsize: int, single_copy: bool, in_place: bool
+    plans: Sequence[PlannedSlice],
+    rank: int,
+    itemsize: int,
+    single_copy: bool,
+    in_place: bool,
+    writes: bool = False,
 ) -> Instructions | None:
     """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
 
     Messages of the plans are not cut in segments.  `in_place` says that OUTPUT may be INPUT on some
     ranks.  The answer is None on all ranks if a message is received in another step than it is sent
     in, or if data that should be single-copy are written in the same step.  A rank alone only
-    copies.
+    copies.  `writes` says that single-copy results may be written to private arrays of peers.
     """
-    table = _Table(plans, itemsize, in_place, single_copy)
+    table = _Table(plans, itemsize, in_place, single_copy, writes and single_copy)
     if not table.is_in_step() or (len(plans) > 1 and not table.rounds):
         return None
     if single_copy and not table.can_be_single_copy():
@@ -71,10 +76,11 @@ def instructions_of(
     scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
     return Instructions(
         instructions,
-        (table.rounds + (single_copy and table.rounds > 0),),
+        (table.rounds + table.waits_for_readers,),
         table.most_in_slot,
         scratch,
         single_copy,
+        table.waits_for_readers,
         table.publishes,
         (tuple(_notes(table, rank)),),
     )
@@ -84,10 +90,15 @@ class _Table:
     """The messages of all ranks: the place of each in its sender's memory, and how it is read."""
 
     def __init__(
-        self, plans: Sequence[PlannedSlice], itemsize: int, in_place: bool, single_copy: bool
+        self,
+        plans: Sequence[PlannedSlice],
+        itemsize: int,
+        in_place: bool,
+        single_copy: bool,
+        writes: bool,
     ) -> None:
         self.plans, self.itemsize = plans, itemsize
-        self.in_place, self.single_copy = in_place, single_copy
+        self.in_place, self.single_copy, self.writes = in_place, single_copy, writes
         self.steps: list[dict[int, PlannedStep]] = [
             {step.index: step for step in plan.steps} for plan in plans
         ]
@@ -108,6 +119,21 @@ class _Table:
     @property
     def most_in_slot(self) -> int:
         return max(self.slot_bytes.values(), default=0)
+
+    @property
+    def waits_for_readers(self) -> bool:
+        """Whether peers read single-copy data of the last step, so that a round follows it."""
+        last = self.rounds - 1
+        return self.single_copy and any(
+            not self.is_written(rank, last, m.span, m.peer)
+            for rank, steps in enumerate(self.steps)
+            if last in steps
+            for m in steps[last].sends
+        )
+
+    def is_written(self, rank: int, index: int, span: Span, peer: int) -> bool:
+        """Whether a rank writes a result even to a private OUTPUT of a peer, which reads none."""
+        return self.writes and peer in self.direct.get((rank, index, span), {})
 
     def lay_out(self) -> None:
         """Decide which data are exposed or written directly, and where the others are staged."""
@@ -284,7 +310,7 @@ class _Writer:
                     yield from self._copy(copy.into, table.place(rank, copy.source))
             if step is not None:
                 yield from self._receive(step, number)
-        if self._single_copy and rounds:
+        if table.waits_for_readers:
             yield FreeSlot(rounds + 1)
             yield Post(rounds + 1)
         for copy in copies:
@@ -334,7 +360,11 @@ class _Writer:
             exposes = table.place(rank, covering)
         yield Post(index + 1, exposes)
         if self._single_copy or covering is not None:
-            self._exposed += [(m.span, m.peer, index + 1) for m in step.sends]
+            self._exposed += [
+                (m.span, m.peer, index + 1)
+                for m in step.sends
+                if not table.is_written(rank, index, m.span, m.peer)
+            ]
 
     def _receive(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
@@ -349,7 +379,7 @@ class _Writer:
                 source = table.in_slot(peer, step.index, sent)
             if self._only_reduced(received, step):
                 operands[received] = source
-            else:
+            elif not table.is_written(peer, step.index, sent, rank):
                 direct = table.direct.get((peer, step.index, sent), {})
                 yield from self._copy(received, source, OUTPUT if rank in direct else None)
         if self._writes_directly(step.index + 1):
@@ -367,7 +397,7 @@ class _Writer:
             instruction = Reduce(into, tuple(sources), nbytes, fold.finishes)
             if direct is not None:
                 places = tuple(table.place(peer, span) for peer, span in direct.items())
-                instruction = instruction._replace(direct=places)
+                instruction = instruction._replace(direct=places, writes_private=table.writes)
                 if not self._single_copy:
                     staged = table.in_slot(rank, index + 1, fold.into)
                     readers = table.readers(rank, index + 1, fold.into)

@@ -6,7 +6,7 @@ cache has read.  So direct reads are timed.
 
 from __future__ import annotations
 
-from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process
+from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process, write_process
 from ringreduce.compiler.records import Address, address_of, compilable
 from ringreduce.shm import iovec
 from ringreduce.shm.layout import Buffer, Copy, Team
@@ -30,6 +30,28 @@ def read(team: Team, into: Address, process: int, source: Address, nbytes: int) 
         team.local.address, team.local.nbytes = into, length
         team.remote.address, team.remote.nbytes = source, length
         done = read_process(process, address_of(team.local))
+        if done <= 0:
+            return False
+        into += done
+        source += done
+        nbytes -= done
+    return True
+
+
+@compilable
+def push(team: Team, process: int, into: Address, source: Address, nbytes: int) -> bool:
+    """Write memory of another process, or mapped memory if `process` is 0; return False as `read`.
+
+    The caller must `fence` before it publishes the bytes.
+    """
+    if process == 0:
+        write(team, into, source, nbytes)
+        return True
+    while nbytes > 0:
+        length = min(nbytes, _READ_LIMIT_BYTES)
+        team.local.address, team.local.nbytes = source, length
+        team.remote.address, team.remote.nbytes = into, length
+        done = write_process(process, address_of(team.local))
         if done <= 0:
             return False
         into += done

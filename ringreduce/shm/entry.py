@@ -60,6 +60,7 @@ from ringreduce.shm.list_table import (
     locate_all,
     mixes,
 )
+from ringreduce.shm.protocol import leave
 from ringreduce.shm.tensor_views import TensorViews, view_tensor
 
 GENERAL = -1
@@ -255,7 +256,13 @@ def _count(path: FastPathState, signature: Address) -> None:
 
 @compilable
 def _finish(
-    path: FastPathState, call: Address, executable: Address, x: Address, out: Address, batch: int
+    path: FastPathState,
+    program: Program,
+    call: Address,
+    executable: Address,
+    x: Address,
+    out: Address,
+    batch: int,
 ) -> bool:
     """Let Python complete the call under way; False if it has raised.
 
@@ -279,7 +286,8 @@ def _finish(
     elif path.taken_over == 0:
         path.enabled = 0
         path.orphaned = 1
-        keep_object(x)  # for good: peers may still read and write the arrays
+        leave(Team(program.team))
+        keep_object(x)  # for good: peers may still read the arrays, and one that is stopped write
         keep_object(out)
     return done != 0
 
@@ -317,13 +325,14 @@ def _run_one(
     source, into = 0, 0
     if x:
         source, into = PyArray(x).data, PyArray(target).data
-    signature, executable = cached.signature, cached.executable
+    signature, executable, program = cached.signature, cached.executable, cached.program
     _begin(path)
-    done = _run(path, cached.program, source, into) == DONE
+    done = _run(path, program, source, into) == DONE
     if done:
         _count(path, signature)
     else:
-        done = _finish(path, call, executable, x if x else path.none, target, 0)
+        given = x if x else path.none
+        done = _finish(path, Program(program), call, executable, given, target, 0)
     path.busy = 0
     return done
 
@@ -417,7 +426,7 @@ def _run_list(
             pending = True
             break
     if pending:  # Python completes this batch and runs the later batches
-        done = _finish(path, call, batch.executable, x, into, index)
+        done = _finish(path, Program(batch.program), call, batch.executable, x, into, index)
     else:
         _count(path, signature)
     path.busy = 0
@@ -537,7 +546,15 @@ def call(self: Address, args: Address, nargs: int, kwnames: Address) -> Address:
 
 
 def enter(_: Address, args: Address, nargs: int) -> Address:
-    """``enter(program, number[, source, target])``: call `shm.executor.run`."""
+    """``enter(program, number[, source, target])``: call `shm.executor.run`.
+
+    ``enter(team)``: call `shm.protocol.leave`.
+    """
+    if nargs == 1:
+        team, state = number_of(load(args)), leave_interpreter()
+        leave(Team(team))
+        enter_interpreter(state)
+        return integer(DONE)
     program, number = number_of(load(args)), number_of(load(args + WORD))
     source, target = 0, 0
     if nargs == 4:

@@ -14,7 +14,7 @@ from ringreduce.compiler.records import (
     load_acquire,
     size_of,
 )
-from ringreduce.shm.copies import copy_bytes, read
+from ringreduce.shm.copies import copy_bytes, push, read
 from ringreduce.shm.iovec import contiguous, gathered, scatter, writable_at
 from ringreduce.shm.layout import (
     COPY,
@@ -44,7 +44,15 @@ from ringreduce.shm.layout import (
     Team,
     Wait,
 )
-from ringreduce.shm.protocol import free_slot, post, slot_of, wait
+from ringreduce.shm.protocol import (
+    free_slot,
+    has_left,
+    post,
+    slot_of,
+    wait,
+    write_begins,
+    write_ends,
+)
 from ringreduce.shm.stores import begin_timing, end_timing, is_timed, next_phase, write
 
 _PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
@@ -59,19 +67,29 @@ def source_of(instruction: Reduce, index: int) -> Operand:
 
 
 @compilable
-def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> None:
-    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not shared."""
+def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> bool:
+    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not written.
+
+    Returns False if a peer has left the call, or if its process does not answer.
+    """
     written = 0
     for i in range(wanted.direct_count):
         direct = DirectWrite(wanted.direct + i * _DIRECT_WRITE_BYTES)
         peer = Peer(direct.peer)
-        if peer.output_is_shared:
-            into = peer.output.address + direct.offset + begin
-            write(team, into, source, nbytes)
+        if peer.output_is_shared | wanted.writes_private:
+            if written == 0:
+                write_begins(team)
             written += 1
+            into = peer.output.address + direct.offset + begin
+            if has_left(peer) or not push(team, peer.output.process, into, source, nbytes):
+                write_ends(team)
+                return False
+    if written:
+        write_ends(team)
     if written < wanted.readers:
         into = team.slot.address + wanted.slot_offset + begin
         write(team, into, source, nbytes)
+    return True
 
 
 @compilable
@@ -119,31 +137,37 @@ def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bo
 def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
     """Execute a REDUCE, in parts that stay in the cache.
 
-    Returns False if the process of a source does not answer: `program.done_bytes` are complete.
+    Returns False if another process does not answer, or if a peer has left the call.  A part that
+    is reduced is not reduced again then: its sources may be overwritten already.
     """
     target, into = Buffer(instruction.target.buffer), instruction.target.offset
     wanted, memory = Destinations(instruction.destinations), team.gather_buffer
     distributes, most = wanted.direct_count | wanted.readers, team.read_bytes
     if distributes and not reads_processes(instruction):
         most = min(most, _CACHED_BYTES)
-    begin = program.done_bytes
+    begin, is_reduced = program.done_bytes, program.done_bytes < 0
+    if is_reduced:
+        begin = ~begin
     while begin < instruction.nbytes:
         length = reducible(instruction, begin, min(most, instruction.nbytes - begin))
         place = writable_at(target, into + begin, length, memory)
-        if not find_sources(team, instruction, begin, length):
-            program.done_bytes = begin
+        if not is_reduced:
+            if not find_sources(team, instruction, begin, length):
+                program.done_bytes = begin
+                return False
+            call_fold(
+                program.fold,
+                place,
+                team.sources,
+                instruction.source_count,
+                length // program.item_bytes,
+                program.divisor if instruction.divides else 0,
+                team.fold_scratch,
+            )
+        if distributes and not distribute(team, wanted, place, begin, length):
+            program.done_bytes = ~begin
             return False
-        call_fold(
-            program.fold,
-            place,
-            team.sources,
-            instruction.source_count,
-            length // program.item_bytes,
-            program.divisor if instruction.divides else 0,
-            team.fold_scratch,
-        )
-        if distributes:
-            distribute(team, wanted, place, begin, length)
+        is_reduced = False
         scatter(target, into + begin, length, memory, place)
         begin += length
     if distributes:

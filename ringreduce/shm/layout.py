@@ -1,9 +1,10 @@
 """Records of the memory that ranks of one host share, and of the programs that use it.
 
-Every rank has a segment, whose slots, report and ring it alone writes.  Rounds use the two slots in
-turn.  A slot has the sequence number of the round it was last used for, then the header of the
-call, and then the data of small rounds.  The data of larger rounds are staged in the ring, behind
-those of the round before, or peers read them in place; then the slot has the location of the data.
+Every rank has a segment, whose slots, report, mark, departure and ring it alone writes.  Rounds use
+the two slots in turn.  A slot has the sequence number of the round it was last used for, then the
+header of the call, and then the data of small rounds.  The data of larger rounds are staged in the
+ring, behind those of the round before, or peers read them in place; then the slot has the location
+of the data.
 
 A `Team` has the state that all programs of a communicator share.  A `Program` is a plan;
 its instructions follow it in memory.  The memory order is in `shm.protocol`.
@@ -67,6 +68,22 @@ class StoreReport(Record):
     other_bytes: Word
 
 
+@record
+class Mark(Record):
+    """Whether a rank is about to write, or writes, to arrays of its peers."""
+
+    # 1: it may be writing; 0: it is not, and all that it has written is there.
+    writes: Word
+
+
+@record
+class Departure(Record):
+    """Whether a rank has left a call early, by an error, and so its communicator."""
+
+    # 1: no peer may begin to write to the rank's arrays; 0: they may.
+    has_left: Word
+
+
 DATA_OFFSET = 32
 """Bytes from the beginning of a slot to its data, if it has data and publishes no locations."""
 SLOT_BYTES = 4 << 10
@@ -74,7 +91,11 @@ MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 """The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
 REPORT_OFFSET = 2 * SLOT_BYTES
 """Bytes from the beginning of a segment to its `StoreReport`."""
-RING_OFFSET = REPORT_OFFSET + 64  # the report has a cache line of its own
+MARK_OFFSET = REPORT_OFFSET + 64  # the report, the mark and the departure have a cache line each
+"""Bytes from the beginning of a segment to its `Mark`."""
+DEPARTURE_OFFSET = MARK_OFFSET + 64
+"""Bytes from the beginning of a segment to its `Departure`."""
+RING_OFFSET = DEPARTURE_OFFSET + 64
 """Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
@@ -89,7 +110,7 @@ moved to the cache that the cores share.  A longer ring would leave the shared c
 RING_TURN_ROUNDS = 32
 """Rounds of the current size after which the ring also goes back: small data stay in cache."""
 SEGMENT_BYTES = RING_OFFSET + RING_BYTES
-"""Bytes of slots, report and ring.  The rank's mail and memory for registered arrays follow."""
+"""Bytes of all these.  The rank's mail and memory for registered arrays follow."""
 
 # --- buffers --------------------------------------------------------------------------------------
 
@@ -143,7 +164,7 @@ class Interval(Record):
 
 @record
 class MemoryRange(Record):
-    """``struct iovec`` of process_vm_readv."""
+    """``struct iovec`` of process_vm_readv and process_vm_writev."""
 
     # Address of the first byte.
     address: Address
@@ -233,9 +254,9 @@ class Team(Record):
     sources: Address
     # Scratch for pieces that are gathered: GATHER_BYTES for the result and for each rank.
     gather_buffer: Address
-    # Destination of process_vm_readv.
+    # Memory of this process, for process_vm_readv and process_vm_writev.
     local: MemoryRange
-    # Source of process_vm_readv; follows `local`.
+    # Memory of another process, for these; follows `local`.
     remote: MemoryRange
     # Scratch of the clock.
     clock: Timespec
@@ -262,7 +283,8 @@ class Program(Record):
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
-    # Bytes that the waiting REDUCE has completed.
+    # Bytes that the waiting REDUCE has completed; their complement, a negative number, if the next
+    # piece is reduced already, and not yet written to all peers.
     done_bytes: Word
     # Sequence number of the round before the program's first.
     base: Word
@@ -390,7 +412,7 @@ class Copy(Record):
 class Destinations(Record):
     """The destinations of the result of a REDUCE besides its target."""
 
-    # Number of peers whose OUTPUT is written directly, if it is shared.
+    # Number of peers whose OUTPUT is written directly, if it is shared, or by the kernel.
     direct_count: Word
     # Array of `direct_count` records `DirectWrite`.
     direct: Address
@@ -398,6 +420,8 @@ class Destinations(Record):
     readers: Word
     # Offset of the result in this rank's data of the next round, in bytes.
     slot_offset: Word
+    # 1: OUTPUT of a peer is written if it is not shared, too, by the kernel; 0: it is not.
+    writes_private: Word
 
 
 @record

@@ -40,15 +40,17 @@ from ringreduce.planning.instructions import (
 )
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
-from ringreduce.planning.select import is_single_copy
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
-_READ_BYTES = 256 << 10
-"""Bytes of each array to reduce at a time: data read from other processes stay in the cache."""
+_READ_BYTES = (256 << 10, 128 << 10)
+"""Bytes of each array to reduce at a time: data read from other processes stay in the cache.
+
+The second number is for a kernel that copies quickly, where longer pieces were slower.
+"""
 _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
 _MAX_RANKS = 64
@@ -155,16 +157,17 @@ class SharedMemory:
         size = len(memory.addresses)
         peers = self._peers = [peer for peer in range(size) if peer != rank]
         self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
-        self._read_buffer = np.empty(_READ_BYTES * len(peers), np.uint8)
+        read_bytes = _READ_BYTES[config.memory.quick]
+        self._read_buffer = np.empty(read_bytes * len(peers), np.uint8)
         self._fold_scratch = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
         team = self.team = Team(array_address(self._team_words))
-        crowded = config.memory.crowded
+        crowded, self._writes = config.memory.crowded, config.memory.writes
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
         team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
-        team.read_buffer, team.read_bytes = array_address(self._read_buffer), _READ_BYTES
+        team.read_buffer, team.read_bytes = array_address(self._read_buffer), read_bytes
         team.fold_scratch = array_address(self._fold_scratch)
         team.sources = array_address(self._sources)
         team.gather_buffer = array_address(self._gather_buffer)
@@ -193,9 +196,8 @@ class SharedMemory:
         if op is not None and compiled.fold(op, dtype) is None:
             return None
         nbytes = plan.count * plan.itemsize
-        single_copy = is_single_copy(plan.schedule, nbytes, self._config)
         # The other way is for slices too long to be staged, and for data that are overwritten.
-        for way in (single_copy, not single_copy):
+        for way in (plan.single_copy, not plan.single_copy):
             possible = not way or self._config.single_copy_from is not None
             slices = self._slices(plan, way) if possible else None
             if slices is not None:
@@ -212,9 +214,8 @@ class SharedMemory:
                 instructions = plan.moves.instructions(index, single_copy)
             else:
                 every = [each.slice(index) for each in plans]
-                instructions = instructions_of(
-                    every, self._rank, plan.itemsize, single_copy, plan.in_place
-                )
+                how = plan.itemsize, single_copy, plan.in_place, self._writes
+                instructions = instructions_of(every, self._rank, *how)
             if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
                 return None
             slices.append(instructions)
@@ -241,8 +242,7 @@ class SharedMemory:
         differ: lengths and offsets.  Returns the new instructions, or None if a new program is
         needed: on all ranks, since the plans of all ranks have the same counts.
         """
-        nbytes, moves = plan.count * plan.itemsize, plan.moves
-        single_copy = is_single_copy(plan.schedule, nbytes, self._config)
+        moves, single_copy = plan.moves, plan.single_copy
         if moves is None or plan.slices != 1 or single_copy != instructions.single_copy:
             return None
         copies = moves.copies(0, single_copy)
@@ -368,6 +368,7 @@ class SharedMemory:
         reduce.destinations, wanted = free, layout.Destinations(free)
         free += size_of(layout.Destinations)
         wanted.direct_count, wanted.direct, wanted.readers = len(instr.direct), free, instr.readers
+        wanted.writes_private = instr.writes_private
         wanted.slot_offset = 0 if instr.staged is None else instr.staged.offset
         for place in instr.direct:
             direct = layout.DirectWrite(free)
@@ -418,6 +419,13 @@ class SharedMemory:
     def _latest(self, rank: int) -> int:
         """Return the sequence number of the latest round that a rank has posted."""
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
+
+    def leave(self) -> None:
+        """Let no peer write to this rank's arrays any more, for good: the communicator is broken.
+
+        Returns when none does, or after 50 ms: then a peer is stopped while it writes.
+        """
+        self.enter(address_of(self.team))
 
     @property
     def rounds(self) -> int:

@@ -34,13 +34,20 @@ To post round r also acknowledges every round before r: the rank reads none of t
    its slot for r + 1, so all peers have posted r.  The peer is in step r, or waits for r + 1.
    Nothing that it still reads, writes or exposes in r is there, but for what this rank itself has
    just read.  The peer reads these bytes after it has loaded the sequence number r + 1, as by 1.
-7. *After a call that was broken off* all ranks meet before the next call: none is in a program any
+7. *Memory that was given back is not written.*  A rank that leaves a call early by an error returns
+   its arrays to its caller.  `write_begins` sets the mark of a rank that is about to write to its
+   peers' arrays, before the rank looks whether they have left (`has_left`); `leave` announces that
+   its rank has left, before it looks at the marks.  A full fence between the two accesses of each
+   side makes at least one of them see the other: the writer writes nothing, or the rank that leaves
+   waits until the mark is cleared behind the written data.  Before all this the writer has freed
+   its slot, so it has compared the headers of all ranks.
+8. *After a call that was broken off* all ranks meet before the next call: none is in a program any
    more.  They exchange their counts of rounds, and all go on from the highest.
 """
 
 from __future__ import annotations
 
-from ringreduce.compiler.memory import load, yield_core
+from ringreduce.compiler.memory import fence, load, nanoseconds, yield_core
 from ringreduce.compiler.records import (
     Address,
     address_of,
@@ -51,7 +58,9 @@ from ringreduce.compiler.records import (
 )
 from ringreduce.shm.layout import (
     DATA_OFFSET,
+    DEPARTURE_OFFSET,
     DONE,
+    MARK_OFFSET,
     MISMATCH,
     PENDING,
     PUBLISHES_ARRAYS,
@@ -62,9 +71,11 @@ from ringreduce.shm.layout import (
     RING_TURN_ROUNDS,
     SLOT_BYTES,
     Buffer,
+    Departure,
     FreeSlot,
     Header,
     Location,
+    Mark,
     Peer,
     Post,
     Program,
@@ -74,6 +85,8 @@ from ringreduce.shm.layout import (
 )
 
 _TEAM_BYTES, _PEER_BYTES = size_of(Team), size_of(Peer)
+_LEAVING_NS = 50_000_000
+"""Nanoseconds that a rank which leaves a call waits for writes of its peers."""
 
 
 @compilable
@@ -213,3 +226,51 @@ def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
         resolve(peer.output, slot.output, peer)
         peer.output_is_shared = slot.output.in_segment
     return DONE
+
+
+# --- writes to the arrays of peers ----------------------------------------------------------------
+
+
+@compilable
+def mark_of(segment: Address) -> Mark:
+    return Mark(segment + MARK_OFFSET)
+
+
+@compilable
+def departure_of(segment: Address) -> Departure:
+    return Departure(segment + DEPARTURE_OFFSET)
+
+
+@compilable
+def write_begins(team: Team) -> None:
+    """Mark this rank as one that writes to arrays of its peers; then it looks at `has_left`."""
+    store_release(mark_of(team.segment), "writes", 1)
+    fence()
+
+
+@compilable
+def has_left(peer: Peer) -> bool:
+    """Whether a peer has left the call, so that its arrays may not be written."""
+    return load_acquire(departure_of(peer.segment), "has_left") != 0
+
+
+@compilable
+def write_ends(team: Team) -> None:
+    """Clear the mark behind all that was written, by streaming stores too."""
+    fence()
+    store_release(mark_of(team.segment), "writes", 0)
+
+
+@compilable
+def leave(team: Team) -> None:
+    """Let no peer begin to write to this rank's arrays; wait until none does.
+
+    Waits for `_LEAVING_NS` at most: a peer that is stopped while it writes keeps its mark.
+    """
+    store_release(departure_of(team.segment), "has_left", 1)
+    fence()
+    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
+    for index in range(team.peer_count):
+        mark = mark_of(peer_of(team, index).segment)
+        while load_acquire(mark, "writes") and nanoseconds(address_of(team.clock)) < end:
+            yield_core()

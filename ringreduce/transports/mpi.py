@@ -93,7 +93,7 @@ class MpiTransport(Transport):
         self._nodes = _nodes([host.tobytes() for host in places["host"]])
         here = places[list(next(node for node in self._nodes if self.rank in node))]
         cores = np.unpackbits(here["mask"], axis=1).any(axis=0).sum()
-        self.yielding = Yielding(crowded=len(here) > min(cores, here["quota"].min()))
+        self.yielding = Yielding(crowded=bool(len(here) > min(cores, here["quota"].min())))
         self._window: MPI.Win | None = None
         """The memory of `allocate_shared`."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE

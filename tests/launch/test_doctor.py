@@ -137,7 +137,8 @@ def test_single_copy_that_ranks_must_allow_is_found(monkeypatch, allowing_helps)
     answers = [refused, {"error": ""} if allowing_helps else refused]
     monkeypatch.setattr(doctor, "ask", lambda *_: Answer([answers.pop(0)]))
     finding = next(iter(doctor.shared_memory()))
-    works = "process_vm_readv works, as ranks allow it to each other (ptrace_scope 1)"
+    works = "process_vm_readv and process_vm_writev work, as ranks allow it to each other"
+    works += " (ptrace_scope 1)"
     assert finding.value == (works if allowing_helps else "Operation not permitted")
     assert bool(finding.advice) != allowing_helps
 
@@ -152,8 +153,16 @@ def held():
         yield json.loads(holder.stdout.readline())
 
 
-def test_single_copy_reads_another_process(held):
-    assert probe.read(str(held["pid"]), str(held["address"])) == {"error": ""}
+def test_single_copy_reads_and_writes_another_process(held):
+    found = probe.read(str(held["pid"]), str(held["address"]))
+    assert found == {"error": "", "writes": True}
+
+
+def test_single_copy_without_writes_is_named(monkeypatch):
+    monkeypatch.setattr(doctor, "ask", lambda *_: Answer([{"error": "", "writes": False}]))
+    finding = next(iter(doctor.shared_memory()))
+    assert finding.value == "process_vm_readv works; process_vm_writev is forbidden"
+    assert "seccomp" in finding.advice
 
 
 def test_single_copy_sees_wrong_bytes_and_missing_processes(held):

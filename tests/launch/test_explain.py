@@ -305,6 +305,11 @@ def test_more_ranks_than_cores_are_named(said: Said, monkeypatch: pytest.MonkeyP
     assert said("-n 2")[0][0].endswith(" · through shared memory, more ranks than cores")
 
 
+def test_a_quick_kernel_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case, "memory_of_job", lambda *_: replace(IN_MEMORY, quick=True))
+    assert said("-n 2")[0][0].endswith(" · through shared memory, quick copies by the kernel")
+
+
 def test_shared_memory_has_prices_of_its_own(said: Said) -> None:
     choice = choose("all_reduce", ((0, 1, 2),), 1 << 20, Config(memory=IN_MEMORY))
     rows = [line.split() for line in said("-n 3 --transport shm")[3][1:-1]]
@@ -321,6 +326,7 @@ FOUND = {"shared": True, "single_copy": True}
     [
         (FOUND, None, None, (True, False)),
         (FOUND | {"single_copy": False}, None, None, (False, False)),
+        (FOUND | {"writes": True, "quick": True}, None, None, (True, False, True, True)),
         ({"shared": False, "single_copy": False}, None, None, None),
         ({"shared": False, "single_copy": False}, "shm", None, (False, False)),
         (None, None, None, None),
@@ -369,7 +375,8 @@ def test_a_variable_that_no_job_would_take_is_refused(
 @pytest.mark.slow
 def test_without_compiled_functions_a_job_sends_messages(monkeypatch):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    assert ask("memory").lines == [{"shared": False, "single_copy": False}]
+    facts = "shared", "single_copy", "writes", "quick"
+    assert ask("memory").lines == [dict.fromkeys(facts, False)]
 
 
 COLLECTIVES = [name for name in ALGORITHMS if name != "barrier"]

@@ -25,6 +25,10 @@ BY_MESSAGES = Config()
 OTHER_NUMBERS = Config(slice_bytes=1 << 20, in_flight=5, segment_bytes=7, staged_bytes=0)
 IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
 CROWDED = Config(memory=Memory(single_copy=True, crowded=True))
+QUICK, QUICK_CROWDED = (
+    Config(memory=Memory(single_copy=True, crowded=crowded, writes=True, quick=True))
+    for crowded in (False, True)
+)
 COPIED_IN = Config(memory=Memory(single_copy=False, crowded=False))
 MIB = 1 << 20
 
@@ -108,6 +112,25 @@ def test_a_short_gather_is_copied_in_while_the_root_copies_its_own_part(config):
     assert not is_single_copy(star, 8 * MIB, config)
     assert is_single_copy(tree, 8 * MIB, config)
     assert is_single_copy(star, 8 * MIB, replace(config, pull_bytes=1))
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "config", "least"),
+    [
+        ("all_reduce", "two_shot", QUICK, MIB // 8),
+        ("all_reduce", "two_shot", QUICK_CROWDED, 4 * MIB),
+        ("all_reduce", "two_shot", CROWDED, 8 * MIB),
+        ("all_reduce", "two_shot", replace(QUICK, pull_bytes=MIB), MIB),
+        ("all_reduce", "ring", QUICK, 4 * MIB),
+        ("reduce_scatter", "direct", QUICK_CROWDED, 4 * MIB),
+    ],
+)
+def test_where_the_kernel_is_quick_shorter_arrays_are_single_copy(
+    collective, algorithm, config, least
+):
+    schedule = build(collective, algorithm, [[0, 1]])
+    found = [is_single_copy(schedule, nbytes, config) for nbytes in (least - 1, least)]
+    assert found == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -30,6 +32,7 @@ from tests.support.each import each
 from tests.support.instruction_machine import ITEMSIZE, InstructionMachine
 from tests.support.schedules import any_schedule, by_hand
 
+THIS = sys.modules[__name__]
 COUNT = 37
 SCHEDULES = [
     (collective, algorithm)
@@ -97,10 +100,14 @@ def wanted(collective, before, rank):
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.fixture(params=["staged", "exposed", "single-copy", "single-copy or direct"])
+@pytest.fixture(
+    params=["staged", "exposed", "single-copy", "single-copy or direct", "single-copy and written"]
+)
 def single_copy(request, monkeypatch):
     """Each way for data; they are exposed and written directly whatever their length."""
-    direct = request.param in ("exposed", "single-copy or direct")
+    direct = request.param in ("exposed", "single-copy or direct", "single-copy and written")
+    if request.param.endswith("written"):
+        monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, writes=True))
     monkeypatch.setattr(
         "ringreduce.planning.shm_instructions.DIRECT_BYTES", 1 if direct else 1 << 20
     )
@@ -195,6 +202,20 @@ def test_what_is_exposed_and_what_is_written_directly(monkeypatch):
             assert {instr.unless_shared for instr in copies} == {INPUT, OUTPUT}
 
 
+@pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
+def test_no_rank_writes_to_a_peer_before_it_has_compared_the_headers_of_all(
+    collective, algorithm, single_copy
+):
+    """It compares those of a round when it frees its slot for the next one."""
+    _, programs = instructions_of_all(collective, algorithm, 4, single_copy)
+    for program in programs or ():
+        frees = [index for index, each in enumerate(program) if isinstance(each, FreeSlot)]
+        writes = [
+            index for index, each in enumerate(program) if isinstance(each, Reduce) and each.direct
+        ]
+        assert all(frees[1] < index for index in writes)
+
+
 def test_what_is_not_exposed(monkeypatch):
     """No rank waits until its peers have read data of the last round."""
     monkeypatch.setattr("ringreduce.planning.shm_instructions.DIRECT_BYTES", 1)
@@ -279,11 +300,12 @@ def test_any_schedule_at_all_gives_the_same_on_every_way(schedule, count, seed):
     made = [plan_whole(schedule, r, count, ITEMSIZE, 1).of(r) for r in range(schedule.size)]
     slices = [plan.slice(0) for plan in made]
     found = []
-    ways = (("staged", 1 << 20), ("exposed", 1), ("single-copy", 1 << 20), ("single-copy", 1))
-    for way, direct_bytes in ways:
+    ways = [("staged", 1 << 20, False), ("exposed", 1, False)]
+    ways += [("single-copy", 1 << 20, False), ("single-copy", 1, False), ("single-copy", 1, True)]
+    for way, direct_bytes, writes in ways:
         with patch("ringreduce.planning.shm_instructions.DIRECT_BYTES", direct_bytes):
             programs = [
-                instructions_of(slices, r, ITEMSIZE, way == "single-copy", True)
+                instructions_of(slices, r, ITEMSIZE, way == "single-copy", True, writes)
                 for r in range(len(made))
             ]
         if None not in programs:

@@ -217,13 +217,17 @@ def test_any_case_again_and_again_on_other_arrays_gives_what_numpy_gives(case, o
 
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max", "prod"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_bits_are_those_of_messages(op, dtype):
+@pytest.mark.parametrize(("algorithm", "count"), [("one_shot", 500), ("two_shot", 300_001)])
+def test_the_bits_are_those_of_messages(op, dtype, algorithm, count):
+    """A two-shot in place, of several pieces that are written to the arrays of all ranks."""
+
     def program(comm):
         rng = np.random.default_rng(comm.rank)
-        x = (rng.standard_normal(500) * 10).astype(dtype)
-        return comm.all_reduce(x, op, algorithm="one_shot").tobytes()
+        x = (rng.standard_normal(count) * 10).astype(dtype)
+        return comm.all_reduce(x, op, out=x, algorithm=algorithm).tobytes()
 
-    assert rr.spawn(program, 4, config=SHARED) == rr.spawn(program, 4, config=CONFIG)
+    shared = SHARED if algorithm == "one_shot" else SINGLE_COPY
+    assert rr.spawn(program, 4, config=shared) == rr.spawn(program, 4, config=CONFIG)
 
 
 def test_another_view_of_the_same_memory_is_in_place():

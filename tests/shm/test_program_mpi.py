@@ -49,7 +49,8 @@ def test_past_the_caches(ranks, way, kind):
 
 @pytest.mark.parametrize("lacking", LACKING)
 def test_where_the_best_way_cannot_be_had_another_is_taken(ranks, lacking):
-    assert [each[lacking] for each in ranks] == [[0, True, False]] * len(ranks)
+    reads = lacking == "writes of one"
+    assert [each[lacking] for each in ranks] == [[0, True, reads, False]] * len(ranks)
 
 
 def test_delays_change_nothing(mpi):
@@ -66,3 +67,10 @@ def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
         assert told
         assert {each["error"] for each in told} == {"PeerTimeoutError"}
         assert all(each["text"].startswith("rank 1 stopped answering") for each in told)
+
+
+@pytest.mark.parametrize("kind", ["registered", "ordinary"])
+@pytest.mark.parametrize("where", ["in a write", "before a write"])
+def test_a_rank_that_goes_on_late_writes_to_no_memory_that_was_given_back(mpi, where, kind):
+    done = run_to_its_end(mpi, "late_writer", 2, where, kind)
+    assert done.results[0] == {"error": "PeerTimeoutError", "changed": 0}, done.output

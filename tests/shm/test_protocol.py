@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
-from ringreduce.shm import protocol
-from tests.support.interleavings import MISTAKES, TornError, Walk, explore
+from ringreduce.compiler.memory import load, store
+from ringreduce.compiler.records import address_of
+from ringreduce.shm import executor, protocol
+from ringreduce.shm.layout import Buffer, Program, Reduce
+from tests.support import late_writes
+from tests.support.interleavings import MISTAKES, TornError, Walk, explore, zero
 
 
 @pytest.mark.parametrize("from_root", [False, True])
@@ -30,3 +35,39 @@ def test_a_mistake_is_found(mistaken, from_root):
 def test_a_root_that_reads_from_no_peer_has_to_wait_for_a_free_slot():
     with patch.object(protocol, "free_slot", MISTAKES["free_slot"]), pytest.raises(TornError):
         explore(Walk(2, 4, from_root=True))
+
+
+# --- writes to arrays of peers that leave ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [(["leave"], ["write", "write"]), (["write", "leave"],) * 2, (["leave"], ["write"], ["write"])],
+)
+def test_in_every_order_an_array_that_was_given_back_is_not_written(ranks):
+    assert late_writes.explore(late_writes.Walk(*ranks)) > 50
+
+
+def test_a_part_that_could_not_be_written_to_a_peer_is_not_reduced_again(monkeypatch):
+    """In place it is its own source: here two parts of two words, of which the first waits."""
+    walk = late_writes.Walk(["write"], [])
+    team, program, instruction = walk.teams[0], zero(Program), zero(Reduce)
+    own, other = np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])
+    buffers, sources = [zero(Buffer) for _ in range(2)], np.zeros(4 + 2, np.int64)
+    for index, array in enumerate((own, other)):
+        buffers[index].address = array.ctypes.data
+        sources[2 * index] = address_of(buffers[index])
+    instruction.target.buffer, instruction.nbytes = address_of(buffers[0]), own.nbytes
+    instruction.source_count, instruction.sources = 2, sources.ctypes.data
+    instruction.destinations = walk.wanted[0]
+    program.item_bytes, team.read_bytes, team.sources = 8, 16, sources[4:].ctypes.data
+
+    def fold(_, into, sources, __, count, *___):
+        for at in range(0, 8 * count, 8):
+            store(into + at, sum(load(load(sources + 8 * i) + at) for i in range(2)))
+
+    answers = [False, True, False, True]
+    monkeypatch.setattr(executor, "call_fold", fold)
+    monkeypatch.setattr(executor, "distribute", lambda *_: answers.pop(0))
+    done = [executor.reduce(program, team, instruction) for _ in range(3)]
+    assert (done, own.tolist()) == ([False, False, True], [11, 22, 33, 44])

@@ -12,6 +12,7 @@ from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support.threads import on_threads
 
 RANKS = 3
+_WRITES = segments._writes
 
 
 class OtherProcesses(ThreadTransport):
@@ -119,6 +120,20 @@ def test_ranks_allow_reads_where_the_kernel_asks_for_that(monkeypatch, yama):
     monkeypatch.setattr(segments, "_reads", lambda *place: yama and len(allowed) == RANKS)
     assert [each.single_copy for each in shared(OtherProcesses)] == [yama] * RANKS
     assert len(allowed) == RANKS
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("lacking", ["", "_writes", "the written bytes", "_is_quick"])
+def test_where_one_rank_cannot_write_or_is_slow_all_read(monkeypatch, lacking):
+    answers = [True] * 9 + [False] * (lacking == "_writes")
+    if lacking != "the written bytes":
+        monkeypatch.setattr(segments, "_writes", lambda *place: _WRITES(*place) and answers.pop())
+    else:
+        monkeypatch.setattr(segments, "_writes", lambda *place: True)
+    slow = [lacking == "_is_quick", False, False]
+    monkeypatch.setattr(segments, "_is_quick", lambda *place: not slow.pop())
+    found = [(each.single_copy, each.writes, each.quick) for each in shared(OtherProcesses)]
+    assert found == [(True, lacking in ("", "_is_quick"), lacking == "")] * RANKS
 
 
 @pytest.mark.usefixtures("compiled")

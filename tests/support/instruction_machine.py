@@ -130,7 +130,8 @@ class InstructionMachine:
         values = sum(self._at(rank, place, count)[begin:end] for place in sources)
         places = [instr.into]
         if isinstance(instr, Reduce):
-            places += [place for place in instr.direct if self.shared[place.rank][place.buffer]]
+            every = instr.writes_private
+            places += [p for p in instr.direct if every or self.shared[p.rank][p.buffer]]
         if isinstance(instr, Reduce) and instr.staged is not None and len(places) <= instr.readers:
             places.append(instr.staged)
         for place in places:

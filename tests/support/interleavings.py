@@ -72,12 +72,12 @@ class State(NamedTuple):
     shared: bytes
 
 
-def _zero(kind: Any) -> Any:
+def zero(kind: Any) -> Any:
     """A record in memory of its own, of zeros."""
     return kind.from_buffer(bytearray(size_of(kind)))
 
 
-class _PauseError(Exception):
+class PauseError(Exception):
     """The rank has made its one access, and would make another."""
 
 
@@ -124,7 +124,7 @@ class Walk:
 
         def free() -> int:
             program.header.call_number = number
-            instruction = _zero(FreeSlot)
+            instruction = zero(FreeSlot)
             instruction.nbytes = _DATA_BYTES
             return protocol.free_slot(program, team, instruction, number)
 
@@ -134,7 +134,7 @@ class Walk:
             return DONE
 
         def post() -> int:
-            protocol.post(program, team, _zero(Post), number)
+            protocol.post(program, team, zero(Post), number)
             return DONE
 
         yield free
@@ -146,7 +146,7 @@ class Walk:
             yield lambda index=index: self._read(protocol.peer_of(team, index), number)
 
     def _wait(self, program: Program, team: Team, index: int, number: int) -> int:
-        instruction = _zero(Wait)
+        instruction = zero(Wait)
         instruction.peer, instruction.reads = index, 1
         return protocol.wait(program, team, instruction, number)
 
@@ -164,7 +164,7 @@ class Walk:
             self._at += 1
             return self._log[self._at - 1]
         if self._moved:
-            raise _PauseError
+            raise PauseError
         self._moved = True
         self._log.append(make())
         self._at += 1
@@ -197,7 +197,7 @@ class Walk:
             self._log, self._at = list(rank.log), 0
             try:
                 result = self.actions[me][rank.action]()
-            except _PauseError:
+            except PauseError:
                 return rank._replace(log=tuple(self._log))
             if result == MISMATCH:
                 raise TornError(f"rank {me} reads another header in action {rank.action}")

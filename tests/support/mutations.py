@@ -429,6 +429,95 @@ MUTATIONS = [
         "All pieces of a result are written to the beginning of a peer's array.",
     ),
     Mutation(
+        "looked-before-the-mark",
+        "shm/executor.py",
+        """            if written == 0:
+                write_begins(team)
+            written += 1
+            into = peer.output.address + direct.offset + begin
+            if has_left(peer) or""",
+        """            gone = has_left(peer)
+            if written == 0:
+                write_begins(team)
+            written += 1
+            into = peer.output.address + direct.offset + begin
+            if gone or""",
+        "A peer leaves between the look and the mark, and its array is written afterwards.",
+    ),
+    Mutation(
+        "no-fence-behind-the-mark",
+        "shm/protocol.py",
+        """"writes", 1)
+    fence()
+""",
+        """"writes", 1)
+""",
+        "The look at the departure of a peer overtakes the mark, which the peer does not see.",
+    ),
+    Mutation(
+        "announced-behind-the-look-at-marks",
+        "shm/protocol.py",
+        """    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
+    for index in range(team.peer_count):
+        mark = mark_of(peer_of(team, index).segment)
+        while load_acquire(mark, "writes") and nanoseconds(address_of(team.clock)) < end:
+            yield_core()
+""",
+        """    departure_of(team.segment).has_left = 1
+""",
+        "A rank leaves without a look at the marks of its peers.",
+    ),
+    Mutation(
+        "written-after-the-call-broke-off",
+        "shm/protocol.py",
+        '"has_left") != 0',
+        '"has_left") > 1',
+        "A late rank writes to the array of a peer that has left the call.",
+    ),
+    Mutation(
+        "reduced-again-after-a-pause",
+        "shm/executor.py",
+        "program.done_bytes = ~begin",
+        "program.done_bytes = begin",
+        "A part that could not be written to a peer is reduced again, with its own result.",
+    ),
+    Mutation(
+        "written-before-headers-are-compared",
+        "planning/shm_instructions.py",
+        """            yield self._free_slot(step.index + 1)
+        for fold in step.folds:
+            yield from self._reduce(step.index, fold, operands)
+""",
+        """            pass
+        for fold in step.folds:
+            yield from self._reduce(step.index, fold, operands)
+        if self._writes_directly(step.index + 1):
+            yield self._free_slot(step.index + 1)
+""",
+        "A result is written to a peer that may be in another call.",
+    ),
+    Mutation(
+        "last-round-dropped-at-an-empty-message",
+        "planning/shm_instructions.py",
+        "for m in steps[last].sends\n",
+        "for m in steps[last].sends if m.span.start < m.span.stop\n",
+        "Ranks wait for a round that nobody posts if a message is empty.",
+    ),
+    Mutation(
+        "written-and-read-too",
+        "planning/shm_instructions.py",
+        "elif not table.is_written(peer, step.index, sent, rank):",
+        "else:",
+        "A rank reads a result that was written to it, perhaps after its peer has left the call.",
+    ),
+    Mutation(
+        "every-other-piece-left-out",
+        "shm/executor.py",
+        "        begin += length\n    if distributes:",
+        "        begin += length << wanted.writes_private\n    if distributes:",
+        "Every other piece of a result that is written to private arrays is left out.",
+    ),
+    Mutation(
         "staged-though-exposed",
         "shm/protocol.py",
         "data = Buffer(exposed.buffer).address + exposed.offset",

@@ -18,7 +18,7 @@ TURNS = 100
 TRANSPORTS = ("shm", "auto", "mpi")
 WAYS = ("single-copy", "staged")
 KINDS = ("plain", "registered")
-LACKING = ("reads", "memory files", "memory files of one")
+LACKING = ("reads", "writes of one", "memory files", "memory files of one")
 
 
 def facts() -> dict[str, Any]:
@@ -42,13 +42,15 @@ def config_of(way: str) -> rr.Config:
 
 
 def sums(transport: str = "auto", lacking: str = "") -> list:
-    """Return how many sums are wrong, whether they go through memory, and whether single-copy.
+    """Return how many sums are wrong, whether through memory, single-copy, and written directly.
 
     `lacking` is a way of sharing memory that is not to be had.
     """
     patch: Any = contextlib.nullcontext()
     if lacking == "reads":
         patch = mock.patch.object(segments, "_reads", return_value=False)
+    elif lacking == "writes of one":
+        patch = mock.patch.object(segments, "_writes", return_value=place()[0] != 1)
     elif lacking == "memory files" or (lacking and place()[0] == 1):
         patch = mock.patch.object(os, "memfd_create", side_effect=OSError)
     with patch, rr.init(transport=transport, timeout_s=120) as comm:
@@ -60,7 +62,8 @@ def sums(transport: str = "auto", lacking: str = "") -> list:
                 comm.all_reduce(x, out=x)
                 wrong += not np.array_equal(x, filled_sum(comm, count))
         found = comm.config.memory
-        return [wrong, rounds_of(comm) > 0, found is not None and found.single_copy]
+        facts = (False, False) if found is None else (found.single_copy, found.writes)
+        return [wrong, rounds_of(comm) > 0, *facts]
 
 
 def fill(comm: rr.Communicator, x: np.ndarray) -> None:
@@ -121,4 +124,6 @@ def past_the_caches(way: str, kind: str) -> bool:
                 fill(comm, x)
                 comm.all_reduce(x, out=out)
                 assert np.array_equal(out, filled_sum(comm, count))
+            everything = comm.all_gather(x, counts=[x.size] * comm.size)
+            assert np.array_equal(everything, np.tile(x, comm.size))
         return team.indirect_reads < before
