@@ -72,5 +72,5 @@ def test_a_rank_that_stops_or_dies_is_an_error_and_no_spin_for_ever(mpi, how):
 @pytest.mark.parametrize("kind", ["registered", "ordinary"])
 @pytest.mark.parametrize("where", ["in a write", "before a write"])
 def test_a_rank_that_goes_on_late_writes_to_no_memory_that_was_given_back(mpi, where, kind):
-    done = run_to_its_end(mpi, "late_writer", 2, where, kind)
+    done = run_to_its_end(mpi, "late_writer", 2, where, kind, "continued", "1")
     assert done.results[0] == {"error": "PeerTimeoutError", "changed": 0}, done.output
