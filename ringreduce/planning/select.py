@@ -24,6 +24,11 @@ _GATHER_SINGLE_COPY = 16 << 20
 _QUICK = {
     ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
     ("reduce_scatter", "direct"): (4 << 20, 4 << 20),
+    ("broadcast", "star"): (24 << 10, 8 << 20),
+    ("gather", "star"): (16 << 10, 192 << 10),
+    ("scatter", "star"): (48 << 10, 4 << 20),
+    ("all_gather", "direct"): (48 << 10, 8 << 20),
+    ("all_to_all", "direct"): (48 << 10, 256 << 10),
 }
 """The least bytes that are single-copy where the kernel is quick, and results may be written.
 
@@ -97,14 +102,30 @@ def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     if least is None:
         return False
     if config.pull_bytes is None:
+        kind = schedule.collective, schedule.algorithm
+        if config.memory is not None and config.memory.quick and kind in _QUICK:
+            return nbytes >= _QUICK[kind][config.memory.crowded]
         if _is_one_way(schedule, config):
             return False
-        kind = schedule.collective, schedule.algorithm
         if kind == ("gather", "star"):
             least = _GATHER_SINGLE_COPY
-        if config.memory is not None and config.memory.quick and kind in _QUICK:
-            least = _QUICK[kind][config.memory.crowded]
     return nbytes >= least
+
+
+def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
+    """Return the part of each message that its sender writes, if it only moves data in one step.
+
+    The receiver reads the rest.  The parts are such that all ranks copy alike.
+    """
+    if config.memory is None or not config.memory.writes:
+        return 0.0
+    if schedule.collective == "broadcast":
+        return 1 / schedule.size
+    if schedule.collective == "gather":
+        return 0.5 if config.memory.crowded and nbytes < 1 << 20 else 1.0
+    if schedule.collective in ("all_gather", "all_to_all"):
+        return 1.0 if nbytes < 1 << 20 else 0.5
+    return 0.0
 
 
 def _is_one_way(schedule: Schedule, config: Config) -> bool:

@@ -34,9 +34,10 @@ from tests.support.schedules import any_schedule, by_hand
 
 THIS = sys.modules[__name__]
 COUNT = 37
+REDUCING = "all_reduce", "reduce_scatter", "reduce"
 SCHEDULES = [
     (collective, algorithm)
-    for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+    for collective in (*REDUCING, "all_gather", "broadcast", "gather", "scatter", "all_to_all")
     for algorithm in ALGORITHMS[collective]
 ]
 DIRECT = [
@@ -54,6 +55,8 @@ def plans(collective, algorithm, ranks, count=COUNT, slices=1):
     if collective in ("all_reduce", "broadcast", "reduce"):
         return [plan_whole(schedule, r, count, ITEMSIZE, slices).of(r) for r in range(ranks)]
     counts = [count // ranks + (r < count % ranks) for r in range(ranks)]
+    if collective == "all_to_all":
+        counts = [3 * index % 7 for index in range(ranks**2)]
     return [plan_parts(schedule, r, counts, ITEMSIZE, slices).of(r) for r in range(ranks)]
 
 
@@ -94,6 +97,14 @@ def wanted(collective, before, rank):
         return before[0]
     if collective == "all_gather":
         return np.concatenate(before)
+    if collective == "gather":
+        return np.concatenate(before)[: None if rank == 0 else 0]
+    if collective == "scatter":
+        return np.array_split(before[0], len(before))[rank]
+    if collective == "all_to_all":
+        ranks = range(len(before))
+        ends = [np.cumsum([3 * (r * len(ranks) + to) % 7 for to in ranks]) for r in ranks]
+        return np.concatenate([np.split(before[r], ends[r])[rank] for r in ranks])
     total = sum(before)
     if collective == "reduce_scatter":
         return np.array_split(total, len(before))[rank]
@@ -101,13 +112,22 @@ def wanted(collective, before, rank):
 
 
 @pytest.fixture(
-    params=["staged", "exposed", "single-copy", "single-copy or direct", "single-copy and written"]
+    params=[
+        "staged",
+        "exposed",
+        *(f"single-copy{how}" for how in ("", " or direct", " and written")),
+        *(f"single-copy and {part}pushed" for part in ("half ", "")),
+    ]
 )
 def single_copy(request, monkeypatch):
     """Each way for data; they are exposed and written directly whatever their length."""
     direct = request.param in ("exposed", "single-copy or direct", "single-copy and written")
     if request.param.endswith("written"):
         monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, writes=True))
+    if request.param.endswith("pushed"):
+        part = 0.5 if "half" in request.param else 1.0
+        monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, pushed=part))
+        monkeypatch.setattr("ringreduce.planning.instructions.PAGE_BYTES", ITEMSIZE)
     monkeypatch.setattr(
         "ringreduce.planning.shm_instructions.DIRECT_BYTES", 1 if direct else 1 << 20
     )
@@ -208,10 +228,13 @@ def test_no_rank_writes_to_a_peer_before_it_has_compared_the_headers_of_all(
 ):
     """It compares those of a round when it frees its slot for the next one."""
     _, programs = instructions_of_all(collective, algorithm, 4, single_copy)
-    for program in programs or ():
+    for rank, program in enumerate(programs or ()):
         frees = [index for index, each in enumerate(program) if isinstance(each, FreeSlot)]
         writes = [
-            index for index, each in enumerate(program) if isinstance(each, Reduce) and each.direct
+            index
+            for index, each in enumerate(program)
+            if (isinstance(each, Reduce) and each.direct)
+            or (isinstance(each, CopyBytes) and each.into.rank != rank)
         ]
         assert all(frees[1] < index for index in writes)
 

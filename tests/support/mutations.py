@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "written-before-it-is-read",
         "planning/shm_instructions.py",
-        "if concerns(span) and self._waited_for[peer] <= number:",
-        "if concerns(span) and self._waited_for[peer] < number:",
+        "if self._waited_for[peer] < number:",
+        "if self._waited_for[peer] < number - 1:",
         "A rank overwrites exposed memory that its peers have not read yet.",
     ),
     Mutation(
