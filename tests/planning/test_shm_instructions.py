@@ -40,6 +40,8 @@ SCHEDULES = [
     for collective in (*REDUCING, "all_gather", "broadcast", "gather", "scatter", "all_to_all")
     for algorithm in ALGORITHMS[collective]
 ]
+MOVING = [(name, "star") for name in ("broadcast", "gather", "scatter")]
+MOVING += [("all_gather", "direct"), ("all_to_all", "direct")]
 DIRECT = [
     ("all_reduce", "one_shot"),
     ("all_reduce", "two_shot"),
@@ -102,23 +104,18 @@ def wanted(collective, before, rank):
     if collective == "scatter":
         return np.array_split(before[0], len(before))[rank]
     if collective == "all_to_all":
-        ranks = range(len(before))
-        ends = [np.cumsum([3 * (r * len(ranks) + to) % 7 for to in ranks]) for r in ranks]
-        return np.concatenate([np.split(before[r], ends[r])[rank] for r in ranks])
+        ends = (3 * np.arange(len(before) ** 2) % 7).reshape(len(before), -1).cumsum(1)
+        return np.concatenate([np.split(*pair)[rank] for pair in zip(before, ends, strict=True)])
     total = sum(before)
     if collective == "reduce_scatter":
         return np.array_split(total, len(before))[rank]
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.fixture(
-    params=[
-        "staged",
-        "exposed",
-        *(f"single-copy{how}" for how in ("", " or direct", " and written")),
-        *(f"single-copy and {part}pushed" for part in ("half ", "")),
-    ]
-)
+SINGLE_COPY = "", " or direct", " and written", " and half pushed", " and pushed"
+
+
+@pytest.fixture(params=["staged", "exposed", *(f"single-copy{how}" for how in SINGLE_COPY)])
 def single_copy(request, monkeypatch):
     """Each way for data; they are exposed and written directly whatever their length."""
     direct = request.param in ("exposed", "single-copy or direct", "single-copy and written")
@@ -237,6 +234,21 @@ def test_no_rank_writes_to_a_peer_before_it_has_compared_the_headers_of_all(
             or (isinstance(each, CopyBytes) and each.into.rank != rank)
         ]
         assert all(frees[1] < index for index in writes)
+
+
+@each("ranks", [2, 3, 5])
+@pytest.mark.parametrize("pushed", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("collective", "algorithm"), MOVING)
+def test_one_end_of_a_message_copies_a_byte(monkeypatch, collective, algorithm, pushed, ranks):
+    """Each byte of a result is written once, by its rank or by the peer that sends it."""
+    monkeypatch.setattr("ringreduce.planning.instructions.PAGE_BYTES", ITEMSIZE)
+    monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, pushed=pushed))
+    made, programs = instructions_of_all(collective, algorithm, ranks, single_copy=True)
+    written = [0] * ranks
+    for instr in sum(programs, ()):
+        if isinstance(instr, CopyBytes):
+            written[instr.into.rank] += instr.nbytes
+    assert written == [ITEMSIZE * plan.output_count for plan in made]
 
 
 def test_what_is_not_exposed(monkeypatch):
