@@ -34,7 +34,7 @@ _QUICK = {
 
 The first number is for ranks with a core each, the second for ranks that share cores.
 """
-_WRITTEN = {("broadcast", "star"): (16 << 20, 8 << 20), ("gather", "star"): (4 << 20, 8 << 20)}
+_WRITTEN = {("broadcast", "star"): (16 << 20, 8 << 20), ("gather", "star"): (8 << 20, 8 << 20)}
 """The same where ranks may write to their peers, and the kernel is not quick."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.

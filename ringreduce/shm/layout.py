@@ -402,7 +402,8 @@ class Copy(Record):
     source: Operand
     # Number of bytes.
     nbytes: Word
-    # 1: peers read the target, and it is long enough to choose how to write; 0: another copy.
+    # 1: peers read the target, and it is long enough to choose how to write; STREAMED: write by
+    # streaming stores; 0: another copy.
     staged: Word
     # Address of a word that is not 0 if there is nothing to copy; 0: there is none.
     shared_flag: Address
@@ -466,6 +467,8 @@ class Reduce(Record):
     divides: Word
 
 
+STREAMED = 2
+"""`Copy.staged` of the long part of a result that a rank copies from its own input."""
 INSTRUCTION_BYTES = 64
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

@@ -55,6 +55,8 @@ The second number is for a kernel that copies quickly, where longer pieces were 
 """
 _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
+_STREAMED_BYTES = 4 << 20
+"""The least bytes of its own part that a rank with a core copies by streaming stores."""
 _MAX_RANKS = 64
 """The most ranks, since every rank plans for all ranks."""
 _ROUNDS_BEFORE_TRIALS = 16
@@ -72,6 +74,7 @@ An all-reduce of 64 bytes on eight ranks and two cores takes 12 us; with 4 yield
 _TARGET = (offset_of(layout.Copy, "target") + offset_of(Operand, "buffer")) // WORD
 _TARGET_OFFSET = (offset_of(layout.Copy, "target") + offset_of(Operand, "offset")) // WORD
 _SOURCE_OFFSET = (offset_of(layout.Copy, "source") + offset_of(Operand, "offset")) // WORD
+_SOURCE = (offset_of(layout.Copy, "source") + offset_of(Operand, "buffer")) // WORD
 _COPY_BYTES = offset_of(layout.Copy, "nbytes") // WORD
 _STAGED = offset_of(layout.Copy, "staged") // WORD
 """Words of a COPY."""
@@ -166,6 +169,7 @@ class SharedMemory:
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
         team = self.team = Team(array_address(self._team_words))
         crowded, self._writes = config.memory.crowded, config.memory.writes
+        self._has_core = not crowded and size > 1
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
         team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
@@ -267,23 +271,24 @@ class SharedMemory:
         notes = (tuple(moves.notes(0)),) if self._config.log_messages else ()
         return instructions._replace(slot_bytes=most, publishes=publishes, notes=notes)
 
-    def _write_numbers(self, program: Any, numbers: Sequence[tuple[int, int, int]]) -> None:
+    def _write_numbers(self, memory: Any, numbers: Sequence[tuple[int, int, int]]) -> None:
         """Write (offset of the target, offset of the source, bytes) to all copies of a program."""
-        words = program.data
+        words = memory.data
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
         copies = (at for at in opcodes if words[at] in (layout.COPY, layout.PUSH))
-        slot = address_of(self.team.slot)
+        program = Program(array_address(memory))
         for (target, source, nbytes), at in zip(numbers, copies, strict=False):  # lists follow
             if words[at] == layout.PUSH:
-                push = layout.Push(array_address(program) + at * WORD)
+                push = layout.Push(array_address(memory) + at * WORD)
                 push.source.offset, push.nbytes = source, nbytes
                 direct = layout.Destinations(push.destinations).direct
                 layout.DirectWrite(direct).offset = target
                 continue
             words[at + _TARGET_OFFSET], words[at + _SOURCE_OFFSET] = target, source
             words[at + _COPY_BYTES] = nbytes
-            is_staged = words[at + _TARGET] == slot and nbytes >= layout.STAGED_FROM_BYTES
-            words[at + _STAGED] = is_staged
+            words[at + _STAGED] = self._stores(
+                program, words[at + _TARGET], words[at + _SOURCE], nbytes
+            )
 
     def bind(self, program: Program, source: int, target: int) -> None:
         """Bind a program to the addresses of its input and output in this process."""
@@ -367,8 +372,17 @@ class SharedMemory:
             copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
             self._point(program, copy.target, instr.into)
             self._point(program, copy.source, instr.source)
-            copy.staged = instr.into.buffer == SLOT and instr.nbytes >= layout.STAGED_FROM_BYTES
+            both = copy.target.buffer, copy.source.buffer
+            copy.staged = self._stores(program, *both, instr.nbytes)
             copy.shared_flag = _shared_flag(program, instr.unless_shared)
+
+    def _stores(self, program: Program, target: Address, source: Address, nbytes: int) -> int:
+        """Return `Copy.staged` of a copy between the buffers at two addresses."""
+        if target == address_of(self.team.slot):
+            return int(nbytes >= layout.STAGED_FROM_BYTES)
+        is_own = (target, source) == (address_of(program.output), address_of(program.input))
+        streams = is_own and nbytes >= _STREAMED_BYTES and not program.fold and self._has_core
+        return layout.STREAMED if streams else 0
 
     def _write_reduce(
         self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address

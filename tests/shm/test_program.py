@@ -210,7 +210,9 @@ def test_counts_change_from_call_to_call_if_both_ends_of_a_message_copy():
             assert np.array_equal(result, np.concatenate([row[comm.rank] for row in parts]))
 
     part = lambda _, nbytes, __: 1.0 if nbytes < 1 << 20 else 0.5  # noqa: E731
-    with patch("ringreduce.shm.program.pushed_part", part):
+    streamed = patch("ringreduce.shm.program._STREAMED_BYTES", 1 << 16)
+    yielding = patch.object(thread, "Yielding", lambda crowded: Yielding(crowded=False))
+    with patch("ringreduce.shm.program.pushed_part", part), streamed, yielding:
         rr.spawn(program, 3, config=SINGLE_COPY, timeout_s=120)
 
 
