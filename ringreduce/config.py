@@ -87,10 +87,11 @@ class Config:
     """Arrays from this size on, in bytes, are read directly from the other ranks' private memory.
 
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
-    the system lets them read each other's memory.  None: 4 MiB; 8 MiB with more ranks than cores;
-    16 MiB for a "star" `gather`; never for a "star" `broadcast` or `reduce` if each rank has a
-    core.  Where the kernel copies quickly: 128 KiB for a "two_shot" `all_reduce`, and 4 MiB with
-    more ranks than cores.
+    the system lets them read each other's memory.  None: 4 MiB; 8 MiB for a "star" `gather`, and
+    with more ranks than cores; if each rank has a core, 16 MiB for a "star" `broadcast`, and never
+    for a "star" `reduce`.  Less where the kernel copies quickly, as 128 KiB for a "two_shot"
+    `all_reduce`: see `planning.select`.  More where no rank may write another one's memory: 16 MiB
+    for a "star" `gather`; never for a "star" `broadcast` if each rank has a core.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""

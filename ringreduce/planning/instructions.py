@@ -8,6 +8,8 @@ from typing import NamedTuple
 SLOT = 3
 """A buffer besides INPUT, OUTPUT and SCRATCH: a rank's data of the current round."""
 
+PAGE_BYTES = 4 << 10
+
 
 class Place(NamedTuple):
     """Bytes of a buffer from an offset on."""
@@ -18,6 +20,10 @@ class Place(NamedTuple):
     """INPUT, OUTPUT, SCRATCH or SLOT."""
     offset: int
     """Offset of the first byte."""
+
+    def after(self, nbytes: int) -> Place:
+        """Return the place behind the first `nbytes`."""
+        return self._replace(offset=self.offset + nbytes) if nbytes else self
 
 
 class FreeSlot(NamedTuple):
@@ -52,7 +58,7 @@ class Wait(NamedTuple):
 
 
 class CopyBytes(NamedTuple):
-    """``into = source``"""
+    """``into = source``, where `into` may be in OUTPUT of a peer"""
 
     into: Place
     source: Place
@@ -113,6 +119,11 @@ class Instructions(NamedTuple):
                 break
             number -= rounds
         return max(min(number, rounds - self.waits_for_readers) - 1, 0)
+
+
+def pushed_bytes(nbytes: int, part: float) -> int:
+    """Return how many bytes of a message its sender writes: whole pages, if not all bytes."""
+    return nbytes if part >= 1 else int(nbytes * part) // PAGE_BYTES * PAGE_BYTES
 
 
 def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:

@@ -21,6 +21,7 @@ from ringreduce.planning.instructions import (
     Place,
     Post,
     Wait,
+    pushed_bytes,
 )
 from ringreduce.planning.operations import (
     INPUT,
@@ -105,7 +106,7 @@ class Copies(NamedTuple):
     """(offset of the target, offset of the source, bytes) of each.
 
     First to the slot, unless the data are single-copy; then of the chunks that the rank keeps; then
-    from the peers."""
+    from the peers; then to the peers, if data are pushed."""
     staged_bytes: Sequence[int]
     """Rank -> the bytes that it stages."""
 
@@ -164,8 +165,11 @@ class Moves:
 
     # --- shared memory ---
 
-    def copies(self, index: int, single_copy: bool) -> Copies:
-        """Return this rank's copies in slice `index`.  A copy of an empty chunk has no bytes."""
+    def copies(self, index: int, single_copy: bool, pushed: float = 0.0) -> Copies:
+        """Return this rank's copies in slice `index`.  A copy of an empty chunk has no bytes.
+
+        `pushed` is the part of a single-copy message that its sender pushes.
+        """
         step, rank, size = self._step, self._rank, self._itemsize
         begin, counts = self._cut(index)
         inputs, outputs = self._inputs, self._outputs
@@ -184,11 +188,16 @@ class Moves:
             others = {
                 peer: offsets_of(step.held[peer], self._counts) for peer, _ in step.sends[rank]
             }
-            read = [
-                numbers(chunk, target(chunk), source(chunk, others[peer]))
-                for peer, chunk, _ in step.recvs[rank]
-            ]
-            return Copies([*kept, *read], [0] * len(step.held))
+            both_ends = []
+            for peer, chunk, _ in step.recvs[rank]:
+                into, start, nbytes = numbers(chunk, target(chunk), source(chunk, others[peer]))
+                done = pushed_bytes(nbytes, pushed)
+                both_ends.append((into + done, start + done, nbytes - done))
+            for peer, chunk in step.sends[rank] if pushed else ():
+                results = offsets_of(step.results[peer], self._counts)
+                nbytes = pushed_bytes(counts[chunk] * size, pushed)
+                both_ends.append((source(chunk, results), source(chunk, inputs), nbytes))
+            return Copies([*kept, *both_ends], [0] * len(step.held))
         rooms = [
             [(counts[chunk] * size + ALIGNMENT - 1) & -ALIGNMENT for _, chunk in row]
             for row in step.sends
@@ -204,17 +213,17 @@ class Moves:
         ]
         return Copies([*staged, *kept, *read], [row[-1] for row in ends])
 
-    def instructions(self, index: int, single_copy: bool) -> Instructions:
+    def instructions(self, index: int, single_copy: bool, pushed: float = 0.0) -> Instructions:
         """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does.
 
         Copies without bytes are instructions too, so those of other counts differ in numbers alone.
         """
-        step, rank, found = self._step, self._rank, self.copies(index, single_copy)
+        step, rank, found = self._step, self._rank, self.copies(index, single_copy, pushed)
         numbers = iter(found.numbers)
 
-        def copy(into: int, owner: int, source: int) -> CopyBytes:
+        def copy(into: int, owner: int, source: int, target_rank: int = rank) -> CopyBytes:
             target_offset, source_offset, nbytes = next(numbers)
-            target = Place(rank, into, target_offset)
+            target = Place(target_rank, into, target_offset)
             return CopyBytes(target, Place(owner, source, source_offset), nbytes)
 
         made: list[Instruction] = [FreeSlot(1, found.staged_bytes[rank])]
@@ -226,8 +235,12 @@ class Moves:
             made.append(Wait(peer, 1, reads=True))
             made.append(copy(OUTPUT, peer, INPUT if single_copy else SLOT))
         if single_copy:
-            made += [FreeSlot(2), Post(2)]
-            made += [Wait(peer, 2, reads=False) for peer, _ in step.sends[rank]]
+            made.append(FreeSlot(2))
+            if pushed:
+                made += [copy(OUTPUT, rank, INPUT, peer) for peer, _ in step.sends[rank]]
+            made.append(Post(2))
+            awaited = [each[0] for each in (step.recvs[rank] if pushed else step.sends[rank])]
+            made += [Wait(peer, 2, reads=False) for peer in awaited]
         most = max(found.staged_bytes)
         return Instructions(
             tuple(made),

@@ -24,11 +24,18 @@ _GATHER_SINGLE_COPY = 16 << 20
 _QUICK = {
     ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
     ("reduce_scatter", "direct"): (4 << 20, 4 << 20),
+    ("broadcast", "star"): (24 << 10, 8 << 20),  # shared cores: single copy as other collectives
+    ("gather", "star"): (16 << 10, 192 << 10),
+    ("scatter", "star"): (48 << 10, 4 << 20),
+    ("all_gather", "direct"): (48 << 10, 8 << 20),
+    ("all_to_all", "direct"): (48 << 10, 256 << 10),
 }
 """The least bytes that are single-copy where the kernel is quick, and results may be written.
 
 The first number is for ranks with a core each, the second for ranks that share cores.
 """
+_WRITTEN = {("broadcast", "star"): (16 << 20, 8 << 20), ("gather", "star"): (8 << 20, 8 << 20)}
+"""The same where ranks may write to their peers, and the kernel is not quick."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -97,14 +104,37 @@ def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     if least is None:
         return False
     if config.pull_bytes is None:
+        kind = schedule.collective, schedule.algorithm
+        if config.memory is not None and config.memory.writes:
+            table = _QUICK if config.memory.quick else _WRITTEN
+            if kind in table:
+                return nbytes >= table[kind][config.memory.crowded]
         if _is_one_way(schedule, config):
             return False
-        kind = schedule.collective, schedule.algorithm
         if kind == ("gather", "star"):
             least = _GATHER_SINGLE_COPY
-        if config.memory is not None and config.memory.quick and kind in _QUICK:
-            least = _QUICK[kind][config.memory.crowded]
     return nbytes >= least
+
+
+def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
+    """Return the part of each message that its sender writes, if it only moves data in one step.
+
+    The receiver reads the rest.  All ranks copy alike, but for what was faster in measurements.
+    """
+    memory, short = config.memory, nbytes < 1 << 20
+    if memory is None or not memory.writes:
+        return 0.0
+    if schedule.collective == "gather":
+        return 0.5 if memory.quick and memory.crowded and short else 1.0
+    if schedule.collective == "all_gather":
+        return 1.0 if short or not memory.quick else 0.5
+    if memory.crowded and not memory.quick:
+        return 0.0
+    if schedule.collective == "broadcast":
+        return 1 / schedule.size
+    if schedule.collective == "all_to_all" and (memory.quick or nbytes < 16 << 20):
+        return 1.0 if short else 0.5
+    return 0.0
 
 
 def _is_one_way(schedule: Schedule, config: Config) -> bool:

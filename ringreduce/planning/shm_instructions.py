@@ -9,6 +9,8 @@ Data go one of two ways:
   as soon as it has the data that it reads itself.
 - *Single-copy*: peers read the data in place.  The rank waits for these reads before it overwrites
   the data, and before the slice ends.  A result that is written directly needs no such round.
+  In a single step that only moves data, both ends of a message may copy: the sender *pushes* the
+  first part of it to the receiver's OUTPUT, and the receiver reads the rest.
 
 Data in shared memory need not be staged if the plans show that peers read them in time.  A rank
 *exposes* its array in any round of a slice but the last: peers read the array, not the slot.  A
@@ -32,6 +34,7 @@ from ringreduce.planning.instructions import (
     Post,
     Reduce,
     Wait,
+    pushed_bytes,
 )
 from ringreduce.planning.operations import (
     INPUT,
@@ -58,6 +61,7 @@ def instructions_of(
     single_copy: bool,
     in_place: bool,
     writes: bool = False,
+    pushed: float = 0.0,
 ) -> Instructions | None:
     """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
 
@@ -65,8 +69,10 @@ def instructions_of(
     ranks.  The answer is None on all ranks if a message is received in another step than it is sent
     in, or if data that should be single-copy are written in the same step.  A rank alone only
     copies.  `writes` says that single-copy results may be written to private arrays of peers.
+    `pushed` is the part of a single-copy message that its sender pushes, if it can push any.
     """
     table = _Table(plans, itemsize, in_place, single_copy, writes and single_copy)
+    table.pushed = pushed if single_copy and table.can_push() else 0.0
     if not table.is_in_step() or (len(plans) > 1 and not table.rounds):
         return None
     if single_copy and not table.can_be_single_copy():
@@ -109,6 +115,8 @@ class _Table:
         """(rank, step) -> the span that the rank exposes in the step: it covers all it sends."""
         self.direct: dict[tuple[int, int, Span], dict[int, Span]] = {}
         """(rank, step, span just reduced and now sent) -> {peer: span of its OUTPUT to write}."""
+        self.pushed = 0.0
+        """The part of each message that its sender pushes."""
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
         self._received: dict[tuple[int, int], list[tuple[int, Span, Span]]] = {}
 
@@ -227,6 +235,13 @@ class _Table:
     def can_be_single_copy(self) -> bool:
         return all(self.stays_unchanged(r, s) for r, steps in enumerate(self.steps) for s in steps)
 
+    def can_push(self) -> bool:
+        """Whether all messages are sent in one step, which only moves them to OUTPUT."""
+        steps = [step for steps in self.steps for step in steps.values()]
+        received = [m.span for step in steps for m in step.recvs if m.span.start < m.span.stop]
+        moves = all(span.buffer == OUTPUT for span in received)
+        return self.rounds == 1 and moves and not any(step.folds for step in steps)
+
     def stays_unchanged(self, rank: int, index: int) -> bool:
         """Whether the spans that a rank sends in a step stay as they are until the next step.
 
@@ -312,7 +327,12 @@ class _Writer:
                 yield from self._receive(step, number)
         if table.waits_for_readers:
             yield FreeSlot(rounds + 1)
+            if table.pushed:
+                yield from self._push()
             yield Post(rounds + 1)
+            if table.pushed:
+                for peer, _, _ in table.received(rank, 0) if 0 in table.steps[rank] else ():
+                    yield from self._await(peer, rounds + 1)
         for copy in copies:
             if copy not in early:
                 yield from self._copy(copy.into, table.place(rank, copy.source))
@@ -359,7 +379,7 @@ class _Writer:
         if covering is not None:
             exposes = table.place(rank, covering)
         yield Post(index + 1, exposes)
-        if self._single_copy or covering is not None:
+        if (self._single_copy and table.pushed < 1) or covering is not None:
             self._exposed += [
                 (m.span, m.peer, index + 1)
                 for m in step.sends
@@ -381,11 +401,26 @@ class _Writer:
                 operands[received] = source
             elif not table.is_written(peer, step.index, sent, rank):
                 direct = table.direct.get((peer, step.index, sent), {})
-                yield from self._copy(received, source, OUTPUT if rank in direct else None)
+                begin = pushed_bytes(table.nbytes(sent), table.pushed) if table.pushed else 0
+                unless_shared = OUTPUT if rank in direct else None
+                yield from self._copy(received, source, unless_shared, begin)
         if self._writes_directly(step.index + 1):
             yield self._free_slot(step.index + 1)
         for fold in step.folds:
             yield from self._reduce(step.index, fold, operands)
+
+    def _push(self) -> Iterator[Instruction]:
+        """Write the first part of each message of the only step to OUTPUT of its receiver."""
+        table, rank = self._table, self._rank
+        step = table.steps[rank].get(0)
+        for peer in dict.fromkeys(m.peer for m in step.sends) if step is not None else ():
+            if self._read_in[peer] < 1:
+                self._read_in[peer] = self._waited_for[peer] = 1
+                yield Wait(peer, 1, reads=True)
+            for sender, sent, received in table.received(peer, 0):
+                nbytes = pushed_bytes(table.nbytes(sent), table.pushed)
+                if sender == rank and nbytes:
+                    yield CopyBytes(table.place(peer, received), table.place(rank, sent), nbytes)
 
     def _reduce(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
@@ -405,19 +440,27 @@ class _Writer:
             yield instruction
 
     def _copy(
-        self, into: Span, source: Place, unless_shared: int | None = None
+        self, into: Span, source: Place, unless_shared: int | None = None, begin: int = 0
     ) -> Iterator[Instruction]:
-        if into.start < into.stop:
+        """Copy to a span, but for its first `begin` bytes."""
+        nbytes = self._table.nbytes(into) - begin
+        if nbytes:
             yield from self._until_read(lambda span: self._overlap(span, into))
-            place, nbytes = self._table.place(self._rank, into), self._table.nbytes(into)
+            place = self._table.place(self._rank, into)
+            place, source = place.after(begin), source.after(begin)
             yield CopyBytes(place, source, nbytes, unless_shared)
 
     def _until_read(self, concerns: Callable[[Span], bool]) -> Iterator[Instruction]:
         """Wait until peers have read the exposed spans for which `concerns` is true."""
         for span, peer, number in self._exposed:
-            if concerns(span) and self._waited_for[peer] <= number:
-                self._waited_for[peer] = number + 1
-                yield Wait(peer, number + 1, reads=False)
+            if concerns(span):
+                yield from self._await(peer, number + 1)
+
+    def _await(self, peer: int, number: int) -> Iterator[Instruction]:
+        """Wait until a peer has posted a round, unless the rank has done so."""
+        if self._waited_for[peer] < number:
+            self._waited_for[peer] = number
+            yield Wait(peer, number, reads=False)
 
     def _only_reduced(self, span: Span, step: PlannedStep) -> bool:
         """Whether received data are only reduced: whole, in this step, and never read again."""

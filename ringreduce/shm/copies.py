@@ -9,7 +9,7 @@ from __future__ import annotations
 from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process, write_process
 from ringreduce.compiler.records import Address, address_of, compilable
 from ringreduce.shm import iovec
-from ringreduce.shm.layout import Buffer, Copy, Team
+from ringreduce.shm.layout import STREAMED, Buffer, Copy, Team
 from ringreduce.shm.stores import stream, write
 
 _READ_LIMIT_BYTES = 1 << 30
@@ -107,7 +107,9 @@ def copy_bytes(team: Team, instruction: Copy) -> bool:
         length = iovec.contiguous(buffer, source + done, length)
         place = iovec.writable_at(target, into + done, length, memory)
         data = iovec.gathered(buffer, source + done, length, memory)
-        if staged:
+        if staged == STREAMED and place != data:
+            stream(place, data, length)
+        elif staged and place != data:
             write(team, place, data, length)
         elif place != data:
             copy(place, data, length)

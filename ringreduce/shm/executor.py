@@ -26,6 +26,7 @@ from ringreduce.shm.layout import (
     PAUSE,
     PENDING,
     POST,
+    PUSH,
     REDUCE,
     WAIT,
     WORD,
@@ -40,6 +41,7 @@ from ringreduce.shm.layout import (
     Peer,
     Post,
     Program,
+    Push,
     Reduce,
     Team,
     Wait,
@@ -59,6 +61,8 @@ _PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
 _DIRECT_WRITE_BYTES = size_of(DirectWrite)
 _CACHED_BYTES = 16 << 10
 """Bytes that are reduced before they are written to peers: they stay in L1."""
+_PUSHED_BYTES = 1 << 20
+"""Bytes of a PUSH before it looks again whether the peer has left."""
 
 
 @compilable
@@ -68,7 +72,7 @@ def source_of(instruction: Reduce, index: int) -> Operand:
 
 @compilable
 def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> bool:
-    """Write a part of a result to OUTPUT of peers; to the slot too if an OUTPUT is not written.
+    """Write a part of data to OUTPUT of peers; to the slot too if an OUTPUT is not written.
 
     Returns False if a peer has left the call, or if its process does not answer.
     """
@@ -177,6 +181,21 @@ def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
 
 
 @compilable
+def deliver(program: Program, team: Team, instruction: Push) -> bool:
+    """Execute a PUSH; return False as `distribute`.  The next run goes on with the same piece."""
+    source = Buffer(instruction.source.buffer).address + instruction.source.offset
+    wanted, begin = Destinations(instruction.destinations), program.done_bytes
+    while begin < instruction.nbytes:
+        length = min(_PUSHED_BYTES, instruction.nbytes - begin)
+        if not distribute(team, wanted, source + begin, begin, length):
+            program.done_bytes = begin
+            return False
+        begin += length
+    program.done_bytes = 0
+    return True
+
+
+@compilable
 def delay(team: Team) -> None:
     """Wait for a random time, so that tests see rare orders of execution."""
     drawn = team.delay_seed * 6364136223846793005 + 1442695040888963407
@@ -246,6 +265,8 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
             result = DONE if copy_bytes(team, Copy(at)) else PENDING
             if begin:
                 end_timing(team, begin, Copy(at).nbytes)
+        elif opcode == PUSH:
+            result = DONE if deliver(program, team, Push(at)) else PENDING
         elif opcode == POST:
             post(program, team, Post(at), base + instruction.round)
         elif opcode == FREE_SLOT:

@@ -283,8 +283,8 @@ class Program(Record):
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
-    # Bytes that the waiting REDUCE has completed; their complement, a negative number, if the next
-    # piece is reduced already, and not yet written to all peers.
+    # Bytes that the waiting PUSH or REDUCE has completed; their complement, a negative number, if
+    # the next piece is reduced already, and not yet written to all peers.
     done_bytes: Word
     # Sequence number of the round before the program's first.
     base: Word
@@ -331,7 +331,7 @@ DONE, PENDING, MISMATCH = range(3)
 
 # --- instructions ---------------------------------------------------------------------------------
 
-FREE_SLOT, POST, WAIT, COPY, REDUCE, PAUSE, END = range(7)
+FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 """Opcodes."""
 
 
@@ -349,7 +349,7 @@ class Operand(Record):
 class Instruction(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
-    # FREE_SLOT, POST, WAIT, COPY, REDUCE, PAUSE or END.
+    # FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE or END.
     opcode: Word
     # Number of the round in the program, from 1.
     round: Word
@@ -402,15 +402,29 @@ class Copy(Record):
     source: Operand
     # Number of bytes.
     nbytes: Word
-    # 1: peers read the target, and it is long enough to choose how to write; 0: another copy.
+    # 1: peers read the target, and it is long enough to choose how to write; STREAMED: write by
+    # streaming stores; 0: another copy.
     staged: Word
     # Address of a word that is not 0 if there is nothing to copy; 0: there is none.
     shared_flag: Address
 
 
 @record
+class Push(Record):
+    """Copy bytes from INPUT to OUTPUT of a peer.  A `DirectWrite` follows the `Destinations`."""
+
+    opcode: Word
+    # The bytes to read.
+    source: Operand
+    # Number of bytes.
+    nbytes: Word
+    # Address of the `Destinations`.
+    destinations: Address
+
+
+@record
 class Destinations(Record):
-    """The destinations of the result of a REDUCE besides its target."""
+    """The destinations of a PUSH, or of the result of a REDUCE besides its target."""
 
     # Number of peers whose OUTPUT is written directly, if it is shared, or by the kernel.
     direct_count: Word
@@ -453,6 +467,8 @@ class Reduce(Record):
     divides: Word
 
 
+STREAMED = 2
+"""`Copy.staged` of the long part of a result that a rank copies from its own input."""
 INSTRUCTION_BYTES = 64
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

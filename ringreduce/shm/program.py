@@ -30,6 +30,7 @@ from ringreduce.planning.instructions import (
     SLOT,
     CopyBytes,
     FreeSlot,
+    Instruction,
     Instructions,
     Pause,
     Place,
@@ -40,6 +41,7 @@ from ringreduce.planning.instructions import (
 )
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import Plan
+from ringreduce.planning.select import pushed_part
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
 from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
@@ -53,6 +55,8 @@ The second number is for a kernel that copies quickly, where longer pieces were 
 """
 _PAUSE_BYTES = 64 << 20
 """Bytes of a call after which a program pauses, at the end of a slice."""
+_STREAMED_BYTES = 4 << 20
+"""The least bytes of its own part that a rank with a core copies by streaming stores."""
 _MAX_RANKS = 64
 """The most ranks, since every rank plans for all ranks."""
 _ROUNDS_BEFORE_TRIALS = 16
@@ -70,6 +74,7 @@ An all-reduce of 64 bytes on eight ranks and two cores takes 12 us; with 4 yield
 _TARGET = (offset_of(layout.Copy, "target") + offset_of(Operand, "buffer")) // WORD
 _TARGET_OFFSET = (offset_of(layout.Copy, "target") + offset_of(Operand, "offset")) // WORD
 _SOURCE_OFFSET = (offset_of(layout.Copy, "source") + offset_of(Operand, "offset")) // WORD
+_SOURCE = (offset_of(layout.Copy, "source") + offset_of(Operand, "buffer")) // WORD
 _COPY_BYTES = offset_of(layout.Copy, "nbytes") // WORD
 _STAGED = offset_of(layout.Copy, "staged") // WORD
 """Words of a COPY."""
@@ -164,6 +169,7 @@ class SharedMemory:
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
         team = self.team = Team(array_address(self._team_words))
         crowded, self._writes = config.memory.crowded, config.memory.writes
+        self._has_core = not crowded and size > 1
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
         team.segment, team.segment_bytes = memory.addresses[rank], memory.nbytes
@@ -207,19 +213,24 @@ class SharedMemory:
     def _slices(self, plan: Plan, single_copy: bool) -> list[Instructions] | None:
         """Return this rank's instructions for each slice of a plan; None if a slice has none."""
         plans = [plan.of(rank) for rank in range(0 if plan.moves else len(self._peers) + 1)]
+        pushed = self._pushed(plan, single_copy)
         slices = []
         for index in range(plan.slices):
             instructions: Instructions | None
             if plan.moves is not None:
-                instructions = plan.moves.instructions(index, single_copy)
+                instructions = plan.moves.instructions(index, single_copy, pushed)
             else:
                 every = [each.slice(index) for each in plans]
-                how = plan.itemsize, single_copy, plan.in_place, self._writes
+                how = plan.itemsize, single_copy, plan.in_place, self._writes, pushed
                 instructions = instructions_of(every, self._rank, *how)
             if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
                 return None
             slices.append(instructions)
         return slices
+
+    def _pushed(self, plan: Plan, single_copy: bool) -> float:
+        nbytes = plan.count * plan.itemsize
+        return pushed_part(plan.schedule, nbytes, self._config) if single_copy else 0.0
 
     # --- programs ---
 
@@ -245,7 +256,7 @@ class SharedMemory:
         moves, single_copy = plan.moves, plan.single_copy
         if moves is None or plan.slices != 1 or single_copy != instructions.single_copy:
             return None
-        copies = moves.copies(0, single_copy)
+        copies = moves.copies(0, single_copy, self._pushed(plan, single_copy))
         most = max(copies.staged_bytes)
         if most > layout.MAX_STAGED_BYTES:
             return None
@@ -256,20 +267,28 @@ class SharedMemory:
         program.output_bytes = plan.output_count * plan.itemsize
         free_slot = layout.FreeSlot(address_of(program) + size_of(Program))
         free_slot.nbytes = copies.staged_bytes[self._rank]
-        self._write_numbers(words.data, copies.numbers)
+        self._write_numbers(words, copies.numbers)
         notes = (tuple(moves.notes(0)),) if self._config.log_messages else ()
         return instructions._replace(slot_bytes=most, publishes=publishes, notes=notes)
 
-    def _write_numbers(self, words: memoryview, numbers: Sequence[tuple[int, int, int]]) -> None:
-        """Write (offset of the target, offset of the source, bytes) to all COPYs of a program."""
+    def _write_numbers(self, memory: Any, numbers: Sequence[tuple[int, int, int]]) -> None:
+        """Write (offset of the target, offset of the source, bytes) to all copies of a program."""
+        words = memory.data
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
-        copies = (at for at in opcodes if words[at] == layout.COPY)
-        slot = address_of(self.team.slot)
-        for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
+        copies = (at for at in opcodes if words[at] in (layout.COPY, layout.PUSH))
+        program = Program(array_address(memory))
+        for (target, source, nbytes), at in zip(numbers, copies, strict=False):  # lists follow
+            if words[at] == layout.PUSH:
+                push = layout.Push(array_address(memory) + at * WORD)
+                push.source.offset, push.nbytes = source, nbytes
+                direct = layout.Destinations(push.destinations).direct
+                layout.DirectWrite(direct).offset = target
+                continue
             words[at + _TARGET_OFFSET], words[at + _SOURCE_OFFSET] = target, source
             words[at + _COPY_BYTES] = nbytes
-            is_staged = words[at + _TARGET] == slot and nbytes >= layout.STAGED_FROM_BYTES
-            words[at + _STAGED] = is_staged
+            words[at + _STAGED] = self._stores(
+                program, words[at + _TARGET], words[at + _SOURCE], nbytes
+            )
 
     def bind(self, program: Program, source: int, target: int) -> None:
         """Bind a program to the addresses of its input and output in this process."""
@@ -295,8 +314,7 @@ class SharedMemory:
     ) -> Any:
         """Write a program and its instructions; return their memory, as words."""
         size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(instructions.instructions) + 1)
-        reduces = [each for each in instructions.instructions if isinstance(each, Reduce)]
-        lists = sum(map(_list_bytes, reduces))
+        lists = sum(map(self._list_bytes, instructions.instructions))
         words = np.zeros((size + lists) // WORD, np.int64)
         program = Program(array_address(words))
         program.team, program.run = address_of(self.team), self._run
@@ -315,6 +333,8 @@ class SharedMemory:
         for instr in instructions.instructions:
             if isinstance(instr, Reduce):
                 free = self._write_reduce(program, layout.Reduce(at), instr, free)
+            elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
+                free = self._write_push(program, layout.Push(at), instr, free)
             else:
                 self._write(program, at, instr)
             at += layout.INSTRUCTION_BYTES
@@ -352,8 +372,17 @@ class SharedMemory:
             copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
             self._point(program, copy.target, instr.into)
             self._point(program, copy.source, instr.source)
-            copy.staged = instr.into.buffer == SLOT and instr.nbytes >= layout.STAGED_FROM_BYTES
+            both = copy.target.buffer, copy.source.buffer
+            copy.staged = self._stores(program, *both, instr.nbytes)
             copy.shared_flag = _shared_flag(program, instr.unless_shared)
+
+    def _stores(self, program: Program, target: Address, source: Address, nbytes: int) -> int:
+        """Return `Copy.staged` of a copy between the buffers at two addresses."""
+        if target == address_of(self.team.slot):
+            return int(nbytes >= layout.STAGED_FROM_BYTES)
+        is_own = (target, source) == (address_of(program.output), address_of(program.input))
+        streams = is_own and nbytes >= _STREAMED_BYTES and not program.fold and self._has_core
+        return layout.STREAMED if streams else 0
 
     def _write_reduce(
         self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address
@@ -366,15 +395,41 @@ class SharedMemory:
             self._point(program, layout.Operand(free), source)
             free += size_of(layout.Operand)
         reduce.destinations, wanted = free, layout.Destinations(free)
-        free += size_of(layout.Destinations)
-        wanted.direct_count, wanted.direct, wanted.readers = len(instr.direct), free, instr.readers
-        wanted.writes_private = instr.writes_private
+        wanted.readers, wanted.writes_private = instr.readers, instr.writes_private
         wanted.slot_offset = 0 if instr.staged is None else instr.staged.offset
-        for place in instr.direct:
+        return self._write_direct(wanted, instr.direct)
+
+    def _write_push(
+        self, program: Program, push: layout.Push, instr: CopyBytes, free: Address
+    ) -> Address:
+        """Write a PUSH, and its lists from `free` on; return the address behind the lists."""
+        push.opcode, push.nbytes, push.destinations = layout.PUSH, instr.nbytes, free
+        self._point(program, push.source, instr.source)
+        wanted = layout.Destinations(free)
+        wanted.writes_private = True
+        return self._write_direct(wanted, (instr.into,))
+
+    def _write_direct(self, wanted: layout.Destinations, places: Sequence[Place]) -> Address:
+        """Write a list of places behind `wanted`; return the address behind the list."""
+        free = address_of(wanted) + size_of(layout.Destinations)
+        wanted.direct_count, wanted.direct = len(places), free
+        for place in places:
             direct = layout.DirectWrite(free)
             direct.peer, direct.offset = address_of(self._peer(place.rank)), place.offset
             free += size_of(layout.DirectWrite)
         return free
+
+    def _list_bytes(self, instr: Instruction) -> int:
+        """Return the bytes of the lists of a REDUCE or PUSH; 0 for other instructions."""
+        direct, operands = 0, 0
+        if isinstance(instr, Reduce):
+            direct, operands = len(instr.direct), size_of(Operand) * len(instr.sources)
+        elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
+            direct = 1
+        else:
+            return 0
+        lists = operands + size_of(layout.Destinations)
+        return lists + direct * size_of(layout.DirectWrite)
 
     def _point(self, program: Program, operand: Operand, place: Place) -> None:
         operand.buffer = address_of(self._buffer(program, place.rank, place.buffer))
@@ -442,12 +497,6 @@ class SharedMemory:
         if count:
             self._slot(self._rank, count - 1).sequence = count - 1
         self._slot(self._rank, count).sequence = count
-
-
-def _list_bytes(instr: Reduce) -> int:
-    operands = size_of(layout.Operand) * len(instr.sources)
-    direct = size_of(layout.DirectWrite) * len(instr.direct)
-    return operands + size_of(layout.Destinations) + direct
 
 
 def _shared_flag(program: Program, buffer: int | None) -> Address:

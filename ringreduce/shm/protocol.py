@@ -34,6 +34,8 @@ To post round r also acknowledges every round before r: the rank reads none of t
    its slot for r + 1, so all peers have posted r.  The peer is in step r, or waits for r + 1.
    Nothing that it still reads, writes or exposes in r is there, but for what this rank itself has
    just read.  The peer reads these bytes after it has loaded the sequence number r + 1, as by 1.
+   A PUSH in a step r that only moves data is such a write.  The peer reads other bytes of the
+   message meanwhile, and returns to its caller when it has loaded r + 1.
 7. *Memory that was given back is not written.*  A rank that leaves a call early by an error returns
    its arrays to its caller.  `write_begins` sets the mark of a rank that is about to write to its
    peers' arrays, before the rank looks whether they have left (`has_left`); `leave` announces that

@@ -46,15 +46,16 @@ def test_the_messages_are_those_of_the_general_planner(plans):
             assert plan.slice(index) == general.slice(index)
 
 
-@given(plans=plans(), single_copy=st.booleans())
+@given(plans=plans(), single_copy=st.booleans(), pushed=st.sampled_from([0.0, 0.3, 1.0]))
 @QUICK
-def test_the_instructions_are_those_of_the_general_planner(plans, single_copy):
+def test_the_instructions_are_those_of_the_general_planner(plans, single_copy, pushed):
     general, planned = plans
     for index in range(general[0].slices):
         every = [general[0].of(rank).slice(index) for rank in range(len(general))]
         for plan in planned:
-            how = plan.rank, plan.itemsize, single_copy, plan.in_place
-            found = without_empty_copies(plan.moves.instructions(index, single_copy))
+            pushed *= single_copy
+            how = plan.rank, plan.itemsize, single_copy, plan.in_place, False, pushed
+            found = without_empty_copies(plan.moves.instructions(index, single_copy, pushed))
             assert found == instructions_of(every, *how)
 
 

@@ -14,6 +14,7 @@ from ringreduce.planning.select import (
     choose,
     is_single_copy,
     priced_bytes,
+    pushed_part,
     resolve,
     segment_bytes,
     slice_count,
@@ -25,8 +26,9 @@ BY_MESSAGES = Config()
 OTHER_NUMBERS = Config(slice_bytes=1 << 20, in_flight=5, segment_bytes=7, staged_bytes=0)
 IN_MEMORY = Config(memory=Memory(single_copy=True, crowded=False))
 CROWDED = Config(memory=Memory(single_copy=True, crowded=True))
-QUICK, QUICK_CROWDED = (
-    Config(memory=Memory(single_copy=True, crowded=crowded, writes=True, quick=True))
+QUICK, QUICK_CROWDED, WRITTEN, WRITTEN_CROWDED = (
+    Config(memory=Memory(single_copy=True, crowded=crowded, writes=True, quick=quick))
+    for quick in (True, False)
     for crowded in (False, True)
 )
 COPIED_IN = Config(memory=Memory(single_copy=False, crowded=False))
@@ -123,6 +125,9 @@ def test_a_short_gather_is_copied_in_while_the_root_copies_its_own_part(config):
         ("all_reduce", "two_shot", replace(QUICK, pull_bytes=MIB), MIB),
         ("all_reduce", "ring", QUICK, 4 * MIB),
         ("reduce_scatter", "direct", QUICK_CROWDED, 4 * MIB),
+        ("gather", "star", QUICK_CROWDED, 192 << 10),
+        ("broadcast", "star", WRITTEN, 16 * MIB),
+        ("gather", "star", WRITTEN, 8 * MIB),
     ],
 )
 def test_where_the_kernel_is_quick_shorter_arrays_are_single_copy(
@@ -131,6 +136,22 @@ def test_where_the_kernel_is_quick_shorter_arrays_are_single_copy(
     schedule = build(collective, algorithm, [[0, 1]])
     found = [is_single_copy(schedule, nbytes, config) for nbytes in (least - 1, least)]
     assert found == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("collective", "config", "parts"),
+    [
+        ("broadcast", QUICK, [1 / 4] * 3),
+        ("gather", QUICK_CROWDED, [1 / 2, 1, 1]),
+        ("all_to_all", WRITTEN, [1, 1 / 2, 0]),
+        ("broadcast", WRITTEN_CROWDED, [0, 0, 0]),
+        ("gather", IN_MEMORY, [0, 0, 0]),
+    ],
+)
+def test_all_ranks_copy_alike_or_as_was_faster(collective, config, parts):
+    algorithm = "direct" if collective.startswith("all") else "star"
+    schedule = build(collective, algorithm, [[0, 1, 2, 3]])
+    assert [pushed_part(schedule, n, config) for n in (MIB - 1, MIB, 64 * MIB)] == parts
 
 
 @pytest.mark.parametrize(

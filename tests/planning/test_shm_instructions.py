@@ -34,11 +34,14 @@ from tests.support.schedules import any_schedule, by_hand
 
 THIS = sys.modules[__name__]
 COUNT = 37
+REDUCING = "all_reduce", "reduce_scatter", "reduce"
 SCHEDULES = [
     (collective, algorithm)
-    for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+    for collective in (*REDUCING, "all_gather", "broadcast", "gather", "scatter", "all_to_all")
     for algorithm in ALGORITHMS[collective]
 ]
+MOVING = [(name, "star") for name in ("broadcast", "gather", "scatter")]
+MOVING += [("all_gather", "direct"), ("all_to_all", "direct")]
 DIRECT = [
     ("all_reduce", "one_shot"),
     ("all_reduce", "two_shot"),
@@ -54,6 +57,8 @@ def plans(collective, algorithm, ranks, count=COUNT, slices=1):
     if collective in ("all_reduce", "broadcast", "reduce"):
         return [plan_whole(schedule, r, count, ITEMSIZE, slices).of(r) for r in range(ranks)]
     counts = [count // ranks + (r < count % ranks) for r in range(ranks)]
+    if collective == "all_to_all":
+        counts = [3 * index % 7 for index in range(ranks**2)]
     return [plan_parts(schedule, r, counts, ITEMSIZE, slices).of(r) for r in range(ranks)]
 
 
@@ -94,20 +99,32 @@ def wanted(collective, before, rank):
         return before[0]
     if collective == "all_gather":
         return np.concatenate(before)
+    if collective == "gather":
+        return np.concatenate(before)[: None if rank == 0 else 0]
+    if collective == "scatter":
+        return np.array_split(before[0], len(before))[rank]
+    if collective == "all_to_all":
+        ends = (3 * np.arange(len(before) ** 2) % 7).reshape(len(before), -1).cumsum(1)
+        return np.concatenate([np.split(*pair)[rank] for pair in zip(before, ends, strict=True)])
     total = sum(before)
     if collective == "reduce_scatter":
         return np.array_split(total, len(before))[rank]
     return total if collective == "all_reduce" or rank == 0 else total[:0]
 
 
-@pytest.fixture(
-    params=["staged", "exposed", "single-copy", "single-copy or direct", "single-copy and written"]
-)
+SINGLE_COPY = "", " or direct", " and written", " and half pushed", " and pushed"
+
+
+@pytest.fixture(params=["staged", "exposed", *(f"single-copy{how}" for how in SINGLE_COPY)])
 def single_copy(request, monkeypatch):
     """Each way for data; they are exposed and written directly whatever their length."""
     direct = request.param in ("exposed", "single-copy or direct", "single-copy and written")
     if request.param.endswith("written"):
         monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, writes=True))
+    if request.param.endswith("pushed"):
+        part = 0.5 if "half" in request.param else 1.0
+        monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, pushed=part))
+        monkeypatch.setattr("ringreduce.planning.instructions.PAGE_BYTES", ITEMSIZE)
     monkeypatch.setattr(
         "ringreduce.planning.shm_instructions.DIRECT_BYTES", 1 if direct else 1 << 20
     )
@@ -208,12 +225,30 @@ def test_no_rank_writes_to_a_peer_before_it_has_compared_the_headers_of_all(
 ):
     """It compares those of a round when it frees its slot for the next one."""
     _, programs = instructions_of_all(collective, algorithm, 4, single_copy)
-    for program in programs or ():
+    for rank, program in enumerate(programs or ()):
         frees = [index for index, each in enumerate(program) if isinstance(each, FreeSlot)]
         writes = [
-            index for index, each in enumerate(program) if isinstance(each, Reduce) and each.direct
+            index
+            for index, each in enumerate(program)
+            if (isinstance(each, Reduce) and each.direct)
+            or (isinstance(each, CopyBytes) and each.into.rank != rank)
         ]
         assert all(frees[1] < index for index in writes)
+
+
+@each("ranks", [2, 3, 5])
+@pytest.mark.parametrize("pushed", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("collective", "algorithm"), MOVING)
+def test_one_end_of_a_message_copies_a_byte(monkeypatch, collective, algorithm, pushed, ranks):
+    """Each byte of a result is written once, by its rank or by the peer that sends it."""
+    monkeypatch.setattr("ringreduce.planning.instructions.PAGE_BYTES", ITEMSIZE)
+    monkeypatch.setattr(THIS, "instructions_of", partial(instructions_of, pushed=pushed))
+    made, programs = instructions_of_all(collective, algorithm, ranks, single_copy=True)
+    written = [0] * ranks
+    for instr in sum(programs, ()):
+        if isinstance(instr, CopyBytes):
+            written[instr.into.rank] += instr.nbytes
+    assert written == [ITEMSIZE * plan.output_count for plan in made]
 
 
 def test_what_is_not_exposed(monkeypatch):

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -100,6 +101,7 @@ def test_what_is_needed_is_there():
 
 SINGLE_COPY = replace(SHARED, slice_bytes=None, pull_bytes=1)
 """Everything that can be is read from where it lies."""
+PARTS = st.sampled_from([0.0, 0.3, 1.0])
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
@@ -187,10 +189,31 @@ def test_calls_through_memory_and_through_messages_take_turns():
 
 
 @settings(max_examples=60)
-@given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]))
-def test_any_case_gives_what_numpy_gives(case, pull_bytes):
+@given(case=cases(range(1, 6)), pull_bytes=st.sampled_from([1, 1 << 11, 1 << 20]), pushed=PARTS)
+def test_any_case_gives_what_numpy_gives(case, pull_bytes, pushed):
     config = replace(SHARED, pull_bytes=pull_bytes)
-    rr.spawn(run_case, case.ranks, case, timeout_s=120, config=config)
+    part = patch("ringreduce.shm.program.pushed_part", lambda *_: pushed)
+    with part, patch("ringreduce.planning.instructions.PAGE_BYTES", 1):
+        rr.spawn(run_case, case.ranks, case, timeout_s=120, config=config)
+
+
+def test_counts_change_from_call_to_call_if_both_ends_of_a_message_copy():
+    """The program of an all-to-all is rewritten.  Some halves are written in several pieces."""
+
+    def program(comm):
+        rng = np.random.default_rng(1)
+        for most in (10, 900_000, 10, 500_000, 2_000):
+            counts = rng.integers(0, most, (comm.size, comm.size))
+            given = [np.arange(row.sum()) * (rank + 2) for rank, row in enumerate(counts)]
+            result = comm.all_to_all(given[comm.rank], counts=counts[comm.rank].tolist())
+            parts = [np.split(x, np.cumsum(row)) for x, row in zip(given, counts, strict=True)]
+            assert np.array_equal(result, np.concatenate([row[comm.rank] for row in parts]))
+
+    part = lambda _, nbytes, __: 1.0 if nbytes < 1 << 20 else 0.5  # noqa: E731
+    streamed = patch("ringreduce.shm.program._STREAMED_BYTES", 1 << 16)
+    yielding = patch.object(thread, "Yielding", lambda crowded: Yielding(crowded=False))
+    with patch("ringreduce.shm.program.pushed_part", part), streamed, yielding:
+        rr.spawn(program, 3, config=SINGLE_COPY, timeout_s=120)
 
 
 @pytest.mark.slow

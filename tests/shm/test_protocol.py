@@ -10,7 +10,7 @@ import pytest
 from ringreduce.compiler.memory import load, store
 from ringreduce.compiler.records import address_of
 from ringreduce.shm import executor, protocol
-from ringreduce.shm.layout import Buffer, Program, Reduce
+from ringreduce.shm.layout import Buffer, Program, Push, Reduce
 from tests.support import late_writes
 from tests.support.interleavings import MISTAKES, TornError, Walk, explore, zero
 
@@ -71,3 +71,19 @@ def test_a_part_that_could_not_be_written_to_a_peer_is_not_reduced_again(monkeyp
     monkeypatch.setattr(executor, "distribute", lambda *_: answers.pop(0))
     done = [executor.reduce(program, team, instruction) for _ in range(3)]
     assert (done, own.tolist()) == ([False, False, True], [11, 22, 33, 44])
+
+
+def test_a_push_goes_on_with_the_piece_that_could_not_be_written(monkeypatch):
+    """Of three pieces, the last one shorter, the second waits."""
+    program, push, source, written = zero(Program), zero(Push), zero(Buffer), []
+    piece = executor._PUSHED_BYTES
+    push.source.buffer, push.source.offset, push.nbytes = address_of(source), 5, 2 * piece + 7
+
+    def distribute(_, __, address, begin, nbytes):
+        written.append((address, begin, nbytes))
+        return len(written) != 2
+
+    monkeypatch.setattr(executor, "distribute", distribute)
+    assert [executor.deliver(program, None, push) for _ in range(2)] == [False, True]
+    wanted = [(0, piece), (piece, piece), (piece, piece), (2 * piece, 7)]
+    assert written == [(5 + begin, begin, nbytes) for begin, nbytes in wanted]

@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "written-before-it-is-read",
         "planning/shm_instructions.py",
-        "if concerns(span) and self._waited_for[peer] <= number:",
-        "if concerns(span) and self._waited_for[peer] < number:",
+        "if self._waited_for[peer] < number:",
+        "if self._waited_for[peer] < number - 1:",
         "A rank overwrites exposed memory that its peers have not read yet.",
     ),
     Mutation(
@@ -502,6 +502,27 @@ MUTATIONS = [
         "for m in steps[last].sends\n",
         "for m in steps[last].sends if m.span.start < m.span.stop\n",
         "Ranks wait for a round that nobody posts if a message is empty.",
+    ),
+    Mutation(
+        "share-copied-by-both",
+        "planning/shm_instructions.py",
+        "begin = pushed_bytes(table.nbytes(sent), table.pushed) if table.pushed else 0",
+        "begin = 0",
+        "The receiver reads the share of a message that its sender writes, too.",
+    ),
+    Mutation(
+        "left-while-a-peer-writes",
+        "planning/shm_instructions.py",
+        "yield from self._await(peer, rounds + 1)",
+        "yield from self._await(peer, rounds)",
+        "A rank leaves a call while a peer still writes its share of a message.",
+    ),
+    Mutation(
+        "every-other-pushed-piece-left-out",
+        "shm/executor.py",
+        "begin += length\n    program.done_bytes = 0",
+        "begin += 2 * length\n    program.done_bytes = 0",
+        "Every other piece of a share that is written to a peer is left out.",
     ),
     Mutation(
         "written-and-read-too",

@@ -79,17 +79,18 @@ def registered_in_any_mixture(way: str) -> int:
     common = random.Random(way)
     with rr.init(transport="shm", timeout_s=120, config=config_of(way)) as comm:
         own = random.Random(f"{way} {comm.rank}")
-        collectives = ["all_reduce", "all_reduce", "broadcast", "reduce", "all_gather"]
+        collectives = ["all_reduce", "all_reduce", "broadcast", "reduce", "all_gather", "gather"]
         for turn in range(TURNS):
             collective = common.choice([*collectives, "all_to_all"])
             algorithm = common.choice(["auto", "two_shot", "ring", "halving_doubling"])
-            count = common.choice([1, 500, 5_003, 40_009])
+            count = common.choice([1, 500, 5_003, 40_009, 150_001])
             size = count * comm.size if collective == "all_to_all" else count
-            longer = size * comm.size if collective == "all_gather" else size
+            longer = size * comm.size if collective.endswith("gather") else size
             x = own.choice([np.empty, comm.empty])(size, np.int64)
             y = own.choice([np.empty, comm.empty])(longer, np.int64)
             in_place = collective in ("all_reduce", "broadcast") and own.random() < 0.4
-            out = None if collective == "reduce" and comm.rank else x if in_place else y
+            only_root = collective in ("reduce", "gather")
+            out = None if only_root and comm.rank else x if in_place else y
             given = [np.arange(size) * (rank + 2) + turn for rank in range(comm.size)]
             x[...] = given[comm.rank]
             how = {"algorithm": algorithm} if collective == "all_reduce" else {}
@@ -103,7 +104,7 @@ def registered_in_any_mixture(way: str) -> int:
 def what_comes_of(collective: str, given: list[np.ndarray], rank: int) -> np.ndarray:
     if collective == "broadcast":
         return given[0]
-    if collective == "all_gather":
+    if collective.endswith("gather"):
         return np.concatenate(given)
     if collective == "all_to_all":
         return np.concatenate([np.split(each, len(given))[rank] for each in given])
@@ -124,6 +125,8 @@ def past_the_caches(way: str, kind: str) -> bool:
                 fill(comm, x)
                 comm.all_reduce(x, out=out)
                 assert np.array_equal(out, filled_sum(comm, count))
-            everything = comm.all_gather(x, counts=[x.size] * comm.size)
-            assert np.array_equal(everything, np.tile(x, comm.size))
+            for root in (0, 1):
+                fill(comm, x)
+                comm.broadcast(x, root, out=x)
+                assert np.array_equal(x, np.arange(count) % 1000 + root)
         return team.indirect_reads < before
