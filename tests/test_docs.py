@@ -123,8 +123,11 @@ def commands(page: Path, *, with_jax: bool = False) -> list[tuple[list[str], str
     return [(line.split(), output) for line, output in found if (NEEDS_JAX in line) is with_jax]
 
 
-SLOW = {"compare.md", "performance.md", "search.md", "strategies.md", "training.md"}
-"""Pages whose commands compute for ten seconds or longer."""
+SLOW = {
+    *("compare.md", "performance.md", "search.md", "seeing.md", "strategies.md", "trace.md"),
+    "training.md",
+}
+"""Pages whose commands compute for five seconds or longer."""
 WITH_COMMANDS = [page for page in PAGES if commands(page)]
 WITH_JAX = [page for page in PAGES if commands(page, with_jax=True)]
 
