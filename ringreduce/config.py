@@ -25,9 +25,9 @@ class Memory:
     crowded: bool
     """Whether there are more ranks than cores."""
     writes: bool = False
-    """Whether every rank can write the other ranks' private arrays directly, too."""
+    """Whether every rank can also write the other ranks' private arrays directly."""
     quick: bool = False
-    """Whether this takes little longer than copies of what another core has written."""
+    """Whether the kernel reads and writes about as fast as a rank copies from shared memory."""
 
 
 @dataclass(frozen=True)

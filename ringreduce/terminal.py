@@ -29,7 +29,7 @@ _STARTERS = (
 )
 """Programs that start ranks, and read what they write."""
 RELAYED_BY = "RINGREDUCE_RELAYED_BY"
-"""Variable: the process id of a launcher that passes on the standard output of its mpiexec; ""."""
+"""Variable: the process id of a launcher that reads the standard output of its mpiexec; or ""."""
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
 """Options with which mpiexec writes the rank before each line, or writes to files."""

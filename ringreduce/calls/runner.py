@@ -79,8 +79,12 @@ class Runner:
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
-            can = segments.writes, segments.quick
-            memory = Memory(segments.single_copy, transport.yielding.crowded, *can)
+            memory = Memory(
+                segments.single_copy,
+                transport.yielding.crowded,
+                writes=segments.writes,
+                quick=segments.quick,
+            )
             config = replace(config, memory=memory)
         self.config = config
         self._topology, self._device = topology, device

@@ -64,21 +64,20 @@ def read_process(process: int, vectors: Address) -> int:
 
     At `vectors` are two pairs of address and length: the local memory and the remote memory.
     """
-    read = ctypes.CDLL(None).process_vm_readv
-    read.restype = ctypes.c_ssize_t
-    word = ctypes.c_size_t
-    local, remote = ctypes.c_void_p(vectors), ctypes.c_void_p(vectors + 16)
-    done: int = read(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
-    return done
+    return _move("process_vm_readv", process, vectors)
 
 
 def write_process(process: int, vectors: Address) -> int:
     """Write another process's memory: ``process_vm_writev``; as `read_process`."""
-    write = ctypes.CDLL(None).process_vm_writev
-    write.restype = ctypes.c_ssize_t
+    return _move("process_vm_writev", process, vectors)
+
+
+def _move(name: str, process: int, vectors: Address) -> int:
+    move = getattr(ctypes.CDLL(None), name)
+    move.restype = ctypes.c_ssize_t
     word = ctypes.c_size_t
     local, remote = ctypes.c_void_p(vectors), ctypes.c_void_p(vectors + 16)
-    done: int = write(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
+    done: int = move(ctypes.c_int(process), local, word(1), remote, word(1), word(0))
     return done
 
 

@@ -22,11 +22,13 @@ _BANNER = re.compile(
     re.escape(_BEGINNINGS[0]) + rb"(?:= .*\n)*={83}\n"
     rb"|" + re.escape(_BEGINNINGS[1]) + rb".*\nThis typically .*\nPlease see the FAQ .*\n"
 )
+_LONGEST = 4096
+"""Bytes of the longest banner."""
 _LINE_FEED_S = 0.02
 """Seconds that a last line feed waits for more: a banner may begin with it."""
 _PATIENCE_S = 1.0
-"""Seconds that more of what may be a banner waits for the rest."""
-_DRAIN_S = 1.0
+"""Seconds that the beginning of a banner waits for the rest."""
+DRAIN_S = 1.0
 """Seconds to wait for the end of the output, which a process that a rank left may hold open."""
 
 
@@ -44,7 +46,7 @@ class MpiexecWithoutBanner(subprocess.Popen[bytes]):
     def poll(self) -> int | None:
         code = super().poll()
         if code is not None:
-            self._relay.join(_DRAIN_S)
+            self._relay.join(DRAIN_S)
         return code
 
     def _pass_on(self) -> None:
@@ -59,9 +61,9 @@ class MpiexecWithoutBanner(subprocess.Popen[bytes]):
 
 
 def relay(source: int, target: int) -> None:
-    """Write what comes from a descriptor to another one, but banners, until it ends.
+    """Copy the output at a descriptor to another one, without banners, until it ends.
 
-    Raises OSError where that fails.
+    Raises OSError if a read or a write fails.
     """
     comes = select.poll()
     comes.register(source, select.POLLIN)
@@ -79,8 +81,8 @@ def relay(source: int, target: int) -> None:
 
 
 def _may_begin(text: bytes) -> int:
-    """Return where a banner begins in `text` that is not whole; its length if none does."""
-    begins = [text.find(beginning) for beginning in _BEGINNINGS]
+    """Return where an unfinished banner begins in `text`; the length of `text` if none does."""
+    begins = [text.find(each, max(0, len(text) - _LONGEST)) for each in _BEGINNINGS]
     begins += [
         len(text) - length
         for beginning in _BEGINNINGS

@@ -20,6 +20,7 @@ import time
 from functools import partial
 from typing import IO
 
+from ringreduce.launch.banner import DRAIN_S
 from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.launcher import ENDING, GRACE_S, exit_code
 from ringreduce.launch.signals import Signals
@@ -29,8 +30,6 @@ _OF_MPIS = {"PMI_FD", *RANK_VARIABLES, *HYDRA, *OPEN_MPI, *SRUN}
 """Variables of a launcher in whose job this one runs: no rank may take itself for one of that."""
 _GRACE_S = GRACE_S - 1.0
 """Seconds that ranks may take to end after a signal that should end them."""
-_DRAIN_S = 1.0
-"""Seconds to wait for the end of the output, which a process that a rank left may hold open."""
 _FOR_EVER_S = 3600.0
 
 
@@ -67,7 +66,7 @@ def main() -> int:
             thread.start()
         code = _code_of(started, signals, told)
     for thread in tagging:
-        thread.join(_DRAIN_S)
+        thread.join(DRAIN_S)
     return exit_code(code, 0)
 
 

@@ -9,6 +9,7 @@ SLOT = 3
 """A buffer besides INPUT, OUTPUT and SCRATCH: a rank's data of the current round."""
 
 PAGE_BYTES = 4 << 10
+"""Bytes of a page: the kernel reads and writes other processes' memory by pages."""
 
 
 class Place(NamedTuple):
@@ -58,7 +59,7 @@ class Wait(NamedTuple):
 
 
 class CopyBytes(NamedTuple):
-    """``into = source``, where `into` may be in OUTPUT of a peer"""
+    """``into = source``; a rank may write to OUTPUT of a peer."""
 
     into: Place
     source: Place

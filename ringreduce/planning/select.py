@@ -30,12 +30,12 @@ _QUICK = {
     ("all_gather", "direct"): (48 << 10, 8 << 20),
     ("all_to_all", "direct"): (48 << 10, 256 << 10),
 }
-"""The least bytes that are single-copy where the kernel is quick, and results may be written.
+"""The least bytes that are single-copy where ranks may write, and the kernel is quick.
 
 The first number is for ranks with a core each, the second for ranks that share cores.
 """
 _WRITTEN = {("broadcast", "star"): (16 << 20, 8 << 20), ("gather", "star"): (8 << 20, 8 << 20)}
-"""The same where ranks may write to their peers, and the kernel is not quick."""
+"""The least bytes that are single-copy where ranks may write, and the kernel is not quick."""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -119,7 +119,8 @@ def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
 def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
     """Return the part of each message that its sender writes, if it only moves data in one step.
 
-    The receiver reads the rest.  All ranks copy alike, but for what was faster in measurements.
+    The receiver reads the rest.  The parts give all ranks the same number of bytes to copy, except
+    where measurements found other parts to be faster.
     """
     memory, short = config.memory, nbytes < 1 << 20
     if memory is None or not memory.writes:

@@ -12,8 +12,8 @@ from ringreduce.shm import iovec
 from ringreduce.shm.layout import STREAMED, Buffer, Copy, Team
 from ringreduce.shm.stores import stream, write
 
-_READ_LIMIT_BYTES = 1 << 30
-"""Bytes of one read: the kernel reads less than 2 GiB at a time."""
+_KERNELS_LIMIT_BYTES = 1 << 30
+"""Bytes of one call: the kernel reads and writes less than 2 GiB at a time."""
 _FAR_TIMES = 16
 """Reads by way of `read_buffer` after a direct read was slow."""
 _FAST_READ_BYTES = 4 << 20
@@ -25,17 +25,7 @@ _READ_LINE_NS = 20
 @compilable
 def read(team: Team, into: Address, process: int, source: Address, nbytes: int) -> bool:
     """Read another process's memory; return False if the process does not answer or has ended."""
-    while nbytes > 0:
-        length = min(nbytes, _READ_LIMIT_BYTES)
-        team.local.address, team.local.nbytes = into, length
-        team.remote.address, team.remote.nbytes = source, length
-        done = read_process(process, address_of(team.local))
-        if done <= 0:
-            return False
-        into += done
-        source += done
-        nbytes -= done
-    return True
+    return _move(team, process, into, source, nbytes, writes=False)
 
 
 @compilable
@@ -47,15 +37,23 @@ def push(team: Team, process: int, into: Address, source: Address, nbytes: int) 
     if process == 0:
         write(team, into, source, nbytes)
         return True
+    return _move(team, process, source, into, nbytes, writes=True)
+
+
+@compilable
+def _move(
+    team: Team, process: int, here: Address, there: Address, nbytes: int, writes: bool
+) -> bool:
     while nbytes > 0:
-        length = min(nbytes, _READ_LIMIT_BYTES)
-        team.local.address, team.local.nbytes = source, length
-        team.remote.address, team.remote.nbytes = into, length
-        done = write_process(process, address_of(team.local))
+        length = min(nbytes, _KERNELS_LIMIT_BYTES)
+        team.local.address, team.local.nbytes = here, length
+        team.remote.address, team.remote.nbytes = there, length
+        vectors = address_of(team.local)
+        done = write_process(process, vectors) if writes else read_process(process, vectors)
         if done <= 0:
             return False
-        into += done
-        source += done
+        here += done
+        there += done
         nbytes -= done
     return True
 

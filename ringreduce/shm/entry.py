@@ -67,7 +67,7 @@ GENERAL = -1
 """Returned in place of a result's address: the call takes the general path."""
 _NOT_NATURAL = -1
 _SHORT_BYTES, _SHORT_SPINS = 4 << 10, 200
-"""A call of so few bytes polls so often before it releases the interpreter's lock."""
+"""The most bytes of a short call, and its polls before it releases the interpreter's lock."""
 _OVERFLOW = offset_of(FastPathState, "overflow")
 _ARGUMENTS = offset_of(FastPathState, "argument0")
 

@@ -468,7 +468,7 @@ class Reduce(Record):
 
 
 STREAMED = 2
-"""`Copy.staged` of the long part of a result that a rank copies from its own input."""
+"""Value of `Copy.staged` for a long copy from a rank's own input to its own output."""
 INSTRUCTION_BYTES = 64
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -273,11 +274,11 @@ class SharedMemory:
 
     def _write_numbers(self, memory: Any, numbers: Sequence[tuple[int, int, int]]) -> None:
         """Write (offset of the target, offset of the source, bytes) to all copies of a program."""
-        words = memory.data
+        words, program = memory.data, Program(array_address(memory))
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
-        copies = (at for at in opcodes if words[at] in (layout.COPY, layout.PUSH))
-        program = Program(array_address(memory))
-        for (target, source, nbytes), at in zip(numbers, copies, strict=False):  # lists follow
+        made = takewhile(lambda at: words[at] != layout.END, opcodes)  # lists follow the end
+        copies = (at for at in made if words[at] in (layout.COPY, layout.PUSH))
+        for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
             if words[at] == layout.PUSH:
                 push = layout.Push(array_address(memory) + at * WORD)
                 push.source.offset, push.nbytes = source, nbytes

@@ -37,9 +37,9 @@ _NOTHING, _SHARES, _READS, _WRITES = (bytes((access,)) for access in range(4))
 """A rank's access to its peers' files and memory: the rank cannot map all files; it maps all files;
 it also reads all memory; it also writes all memory."""
 _TRIALS, _TRIAL_BYTES = 3, 128 << 10
-"""Blocks that a rank reads by the kernel, and as many that it copies, and the bytes of each."""
+"""Number of blocks that a rank copies, and then reads by the kernel, to compare; bytes of each."""
 _MOST_TIMES, _MOST_NS = 2.5, 32_000
-"""The kernel is quick if it reads a block within so many times the copy, and nanoseconds.
+"""Limits for a quick kernel: time of a read divided by that of a copy; nanoseconds of a read.
 
 On an Intel Xeon the kernel takes 1.8 times as long as a copy.  On an AMD EPYC it takes 3.7 times as
 long where cores share a cache, and 50,000 ns where they share none.
@@ -60,9 +60,9 @@ class Segments:
     single_copy: bool
     """Whether every rank can read the private memory of all other ranks."""
     writes: bool
-    """Whether every rank can write it, too."""
+    """Whether every rank can also write the private memory of all other ranks."""
     quick: bool
-    """Whether this takes little longer than copies of what another core has written."""
+    """Whether the kernel reads and writes about as fast as a rank copies from shared memory."""
 
     def __init__(
         self,
@@ -228,9 +228,10 @@ def _moves(function: str, process: int, address: int, array: Any) -> bool:
 
 
 def _is_quick(process: int, address: int, mapped: Any) -> bool:
-    """Return whether the kernel reads what a peer has just written about as fast as a copy does.
+    """Return whether the kernel reads a peer's memory about as fast as a copy from shared memory.
 
-    The peer's blocks are at `address` of `process`, and in `mapped`.  The fastest of each count.
+    The peer has just written its blocks at `address` of `process`, and those in `mapped`.  Compares
+    the fastest read with the fastest copy.
     """
     into, copied, read = np.zeros(_TRIAL_BYTES, np.uint8), _MOST_NS, 2 * _MOST_NS
     mapped[: _TRIALS * _TRIAL_BYTES : mmap.PAGESIZE].max()  # map its pages

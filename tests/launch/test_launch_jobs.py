@@ -267,7 +267,9 @@ def test_an_exit_code_is_passed_on(script, run, leaves):
         comm.barrier()
         {leaves}
     """)
-    assert run("-n", "2", "script.py").returncode == 3
+    ended = run("-n", "2", "script.py")
+    assert ended.returncode == 3
+    assert "BAD TERMINATION" not in ended.stdout  # of hydra's banner
 
 
 def test_an_exception_ends_the_job_with_all_of_its_ranks_traceback(script, run):

@@ -457,15 +457,23 @@ MUTATIONS = [
     Mutation(
         "announced-behind-the-look-at-marks",
         "shm/protocol.py",
-        """    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
+        """    store_release(departure_of(team.segment), "has_left", 1)
+    fence()
+    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
     for index in range(team.peer_count):
         mark = mark_of(peer_of(team, index).segment)
         while load_acquire(mark, "writes") and nanoseconds(address_of(team.clock)) < end:
             yield_core()
 """,
-        """    departure_of(team.segment).has_left = 1
+        """    end = nanoseconds(address_of(team.clock)) + _LEAVING_NS
+    for index in range(team.peer_count):
+        mark = mark_of(peer_of(team, index).segment)
+        while load_acquire(mark, "writes") and nanoseconds(address_of(team.clock)) < end:
+            yield_core()
+    store_release(departure_of(team.segment), "has_left", 1)
+    fence()
 """,
-        "A rank leaves without a look at the marks of its peers.",
+        "A rank looks at the marks of its peers first, and announces that it leaves afterwards.",
     ),
     Mutation(
         "written-after-the-call-broke-off",

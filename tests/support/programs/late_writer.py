@@ -37,9 +37,9 @@ def stop(victim: int, segment: int, base: int) -> None:
         os.kill(victim, signal.SIGKILL)
 
 
-def used_anew(x: np.ndarray, while_it_writes: bool) -> list[np.ndarray]:
+def used_anew(x: np.ndarray, may_be_written: bool) -> list[np.ndarray]:
     """Return arrays in memory that the caller may use: `x`, or the memory that `x` has left."""
-    if while_it_writes:
+    if may_be_written:
         size = x.size
         del x
         return [np.full(size, 77, np.uint8) for _ in range(3)]
@@ -69,7 +69,7 @@ except rr.RingReduceError as error:
 if comm.rank == 0:
     arrays = [x]
     del x
-    arrays = used_anew(arrays.pop(), where == "in a write")
+    arrays = used_anew(arrays.pop(), where != "before a write")
     if fate == "continued":
         os.kill(int(pids[1]), signal.SIGCONT)
         end = time.monotonic() + DEADLINE_S
