@@ -283,7 +283,7 @@ def prepared(
     # An outer job may have set the same variables.
     added |= {ADDRESS: address, TOKEN: token, ELASTIC: "1" if elastic else "0"}
     added |= {f"{MORE_WORDS}{at}": piece for at, piece in enumerate(_pieces(job)[1:], 1)}
-    # Of several hosts the launcher sees one: the banner has to say what happened on the others.
+    # The launcher sees the ranks of one host: the banner names those that fail on other hosts.
     relays = mpiexec.flavour.is_hydra and not job.hosts and sys.stdout is not None
     added[RELAYED_BY] = str(os.getpid()) if relays else ""
     return command_line(job, mpiexec, given, added), {**given, **added}
