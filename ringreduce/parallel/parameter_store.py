@@ -30,12 +30,14 @@ from ringreduce.parallel.store_messages import (
     REPLY,
     REQUEST,
     SLOTS,
+    Head,
     Kind,
     Shard,
     StoreStats,
     Views,
+    flags_of,
     place,
-    write,
+    ranks_of,
 )
 from ringreduce.parallel.store_replica import Update
 from ringreduce.parallel.store_server import Server
@@ -150,15 +152,17 @@ class ParameterStore:
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
         comm.survive_losses(not self.is_server or replicas > 1)
-        self._head, self._asks, *self._replies = np.zeros((2 + servers, 1), self._shards[0].head)
+        self._heads = self._shards[0].heads
+        self._request, *self._replies = (self._heads.message() for _ in range(1 + servers))
         self._is_synchronous, self._copies = staleness == 0, replicas
         self._pushes = self._discarded = self._sent_bytes = 0
         self._staleness = Counter[int]()
         self._waited_s = 0.0
         self._lost = set[int]()
-        self._heads: dict[int, list[_Link]] = {}
-        self._tails: dict[int, list[_Link]] = {}
+        self._firsts: dict[int, list[_Link]] = {}
+        self._lasts: dict[int, list[_Link]] = {}
         """Server -> the shards whose pushes it receives, and those that it gives."""
+        self._pulls = self._heads.message(Head(Kind.PULL))
         self._lose(())
         self._step = self._ended = self._pushes_before = self._count = 0
         """The step of the parameters; how many loops of `steps` have ended, and the pushes before;
@@ -226,8 +230,9 @@ class ParameterStore:
         if self._server is None:
             raise ValueError(f"serve: rank {self._comm.rank} is a worker; servers call serve")
         self._server.serve()
-        if self._server.failure.get("kind") == Kind.LOST:
-            raise self._lost_error(self._server.failure["rank"])
+        failure = self._server.failure
+        if failure is not None and failure.kind == Kind.LOST:
+            raise self._lost_error(failure.rank)
 
     # --- of workers ---
 
@@ -263,7 +268,7 @@ class ParameterStore:
             self._ask(Kind.PULL)
         with rr.span("pull"):
             self._persist(lambda: self._fetch(slots))
-        self._settle_by([link.head[0] for link in self._links])
+        self._settle_by([link.read() for link in self._links])
         found = dict(self._pulled.update())
         for n, slot in enumerate(self._slots if slots else ()):
             views = [link.slots_of(n) for link in self._links]
@@ -308,12 +313,18 @@ class ParameterStore:
             for name, piece in link.gradients.items():
                 piece[...] = arrays[name].reshape(-1)[link.shard.pieces[name]]
         self._pushes += 1
-        about = {"push": self._pushes, "number": self._turn, "meeting": self._meeting}
-        weights = {"samples": weight, "share": self.share}
-        write(self._head, kind=Kind.PUSH, rank=self._comm.rank, **about, **weights)
         for link in self._links:
-            link.about.view(np.uint8)[...] = self._head.view(np.uint8)
-            link.about["count"] = link.head["count"]
+            head = Head(
+                Kind.PUSH,
+                rank=self._comm.rank,
+                push=self._pushes,
+                number=self._turn,
+                meeting=self._meeting,
+                total=link.count,
+                samples=weight,
+                share=self.share,
+            )
+            self._heads.write(link.pushed, head)
         self._is_settled, self._has_pushed = False, True
         with rr.span("push"):
             heads = self._persist(self._send_push)
@@ -406,8 +417,7 @@ class ParameterStore:
                 raise ValueError(f"steps: the turn of number {self._turn} has not ended")
             self._count = count
             reply = self._ask(Kind.NUMBER)
-            number, self._meeting = int(reply["number"]), int(reply["meeting"])
-            self.total = float(reply["share"])
+            number, self._meeting, self.total = reply.number, reply.meeting, reply.share
             if number < 0:
                 self._ended, self._pushes_before = self._ended + 1, self._pushes
                 return
@@ -443,8 +453,10 @@ class ParameterStore:
         for name, like in self._params.items():
             if name not in gradients:
                 raise ValueError(f"push: the gradient of {name!r} is missing")
-            check_used("push", name, gradients[name], like)
-            array = plain("push", f"the gradient of {name!r}", gradients[name])
+            array = gradients[name]
+            if type(array) is not np.ndarray:
+                check_used("push", name, array, like)
+                array = plain("push", f"the gradient of {name!r}", array)
             if (array.shape, array.dtype) != (like.shape, like.dtype):
                 raise ValueError(
                     f"push: the gradient of {name!r} is {array.dtype}{list(array.shape)}; wanted "
@@ -460,90 +472,101 @@ class ParameterStore:
                 self._ask(Kind.SETTLE)
             self._settle_by(self._persist(self._ask_tails))
 
-    def _settle_by(self, heads: Sequence[Any]) -> None:
+    def _settle_by(self, heads: Sequence[Head]) -> None:
         """Count the last push, with the staleness in the heads of replies."""
         for head in heads:
             self._check(head)
-        if heads[0]["ranks"].any():
-            self._lose(np.flatnonzero(heads[0]["ranks"]).tolist())
-        if not self._is_settled and heads[0]["staleness"] < 0:
+        if not self._is_settled and heads[0].staleness < 0:
             self._discarded += 1
         elif not self._is_settled:
-            self._staleness[max(int(head["staleness"]) for head in heads)] += 1
+            self._staleness[max([head.staleness for head in heads])] += 1
         self._is_settled = True
 
-    def _check(self, head: Any) -> None:
-        """Raise the error in a reply."""
-        if head["kind"] == Kind.LOST:
-            raise self._lost_error(int(head["rank"]))
-        if head["kind"] == Kind.DIFFERENT:
+    def _check(self, head: Head) -> None:
+        """Raise the error in a reply; note the ranks that are lost."""
+        if head.kind == Kind.LOST:
+            raise self._lost_error(head.rank)
+        if head.kind == Kind.DIFFERENT:
             raise rr.MismatchError(
-                f"steps: rank {head['other']} passes {head['count']} where rank {head['rank']} "
-                f"passes {head['number']}; every worker must pass the same count"
+                f"steps: rank {head.other} passes {head.total} where rank {head.rank} passes "
+                f"{head.number}; every worker must pass the same count"
             )
+        if 1 in head.ranks:
+            self._lose(ranks_of(head))
 
     # --- messages ---
 
-    def _ask(self, kind: Kind) -> Any:
+    def _ask(self, kind: int) -> Head:
         """Send a request to the deciding server; return the head of its reply."""
 
-        def ask() -> Any:
+        def ask() -> Head:
             self._send_to_decider(kind)
-            self._comm.recv(self._replies[0].view(np.uint8), self._decider, REPLY)
-            return self._replies[0][0]
+            self._comm.recv(self._replies[0], self._decider, REPLY)
+            return self._heads.read(self._replies[0])
 
-        head = self._persist(ask)
+        head: Head = self._persist(ask)
         self._check(head)
-        self._step = int(head["step"])
+        self._step = head.step
         return head
 
-    def _send_to_decider(self, kind: Kind) -> None:
+    def _send_to_decider(self, kind: int) -> None:
         """Send a request, with the state of this worker for a new deciding server."""
-        about = {"push": self._pushes, "pushes": self._pushes - self._pushes_before}
-        about |= {"number": -1 if self._has_pushed else self._turn, "meeting": self._meeting}
-        about |= {"ended": self._ended, "count": self._count, "step": self._step}
-        write(self._head, kind=kind, **about)
-        self._send(self._head, self._decider, REQUEST)
+        head = Head(
+            kind,
+            push=self._pushes,
+            number=-1 if self._has_pushed else self._turn,
+            meeting=self._meeting,
+            total=self._count,
+            step=self._step,
+            ended=self._ended,
+            pushes=self._pushes - self._pushes_before,
+        )
+        self._request_of(self._decider, head)
 
-    def _send_push(self) -> list[Any]:
+    def _request_of(self, rank: int, head: Head) -> None:
+        """Send a request to a server."""
+        self._heads.write(self._request, head)
+        self._send(self._request, rank, REQUEST)
+
+    def _send_push(self) -> list[Head]:
         """Send the last push to the heads; with replicas wait until the tails have it."""
         if len(self._links) == 1:  # these calls have compiled entries
-            self._send(self._head, self.workers, REQUEST)
+            self._send(self._announces, self.workers, REQUEST)
             self._send(self._links[0].pushed, self.workers, DATA)
             return []
-        self._head["ranks"][0, list(self._lost)] = True
         sends = []
-        for rank, links in self._heads.items():
-            sends += [(self._head, rank, REQUEST), *((link.pushed, rank, DATA) for link in links)]
+        for rank, links in self._firsts.items():
+            sends.append((self._announces, rank, REQUEST))
+            sends += [(link.pushed, rank, DATA) for link in links]
         if self._copies > 1:
             return self._ask_tails(sends)
         for message in sends:  # in turn, so that workers send to different servers at a time
             self._send(*message)
         return []
 
-    def _ask_tails(self, sends: Sequence[Message] = ()) -> list[Any]:
+    def _ask_tails(self, sends: Sequence[Message] = ()) -> list[Head]:
         """Wait until all replicas have the last push; return the heads of the replies."""
-        write(self._asks, kind=Kind.HELD, push=self._pushes)
-        self._asks["ranks"][0, list(self._lost)] = True
-        replies = dict(zip(self._tails, self._replies, strict=False))
-        asks = [(self._asks, rank, REQUEST) for rank in replies]
+        head = Head(Kind.HELD, push=self._pushes, ranks=flags_of(self._lost))
+        self._heads.write(self._request, head)
+        replies = dict(zip(self._lasts, self._replies, strict=False))
+        asks = [(self._request, rank, REQUEST) for rank in replies]
         self._together([(reply, rank, REPLY) for rank, reply in replies.items()], [*sends, *asks])
-        for reply in replies.values():
-            if reply["kind"] == Kind.AGAIN:
-                raise rr.PeerLostError("", tuple(np.flatnonzero(reply["ranks"]).tolist()))
-        return [reply[0] for reply in replies.values()]
+        heads = [self._heads.read(reply) for reply in replies.values()]
+        for head in heads:
+            if head.kind == Kind.AGAIN:
+                raise rr.PeerLostError("", tuple(ranks_of(head)))
+        return heads
 
     def _fetch(self, slots: bool) -> None:
         """Receive the parameters, and the slots."""
         only = len(self._links) == 1  # then one request is enough
-        write(self._head, kind=Kind.PULL if only else Kind.FETCH, slots=slots)
         if only and not slots:  # these calls have compiled entries
-            self._send(self._head, self.workers, REQUEST)
+            self._send(self._pulls, self.workers, REQUEST)
             self._comm.recv(self._links[0].answer, self.workers, DATA)
             return
-        self._head["ranks"][0, list(self._lost)] = True
-        for rank, links in self._tails.items():
-            self._send(self._head, rank, REQUEST)
+        kind = Kind.PULL if only else Kind.FETCH
+        for rank, links in self._lasts.items():
+            self._request_of(rank, Head(kind, slots=slots, ranks=flags_of(self._lost)))
             for link in links:
                 self._comm.recv(link.answer, rank, DATA)
                 if slots:
@@ -555,7 +578,7 @@ class ParameterStore:
         for number, (array, rank, tag) in enumerate([*receives, *sends]):
             call = self._comm.recv if number < len(receives) else self._comm.send
             try:
-                works.append(call(array.view(np.uint8), rank, tag, async_op=True))
+                works.append(call(array, rank, tag, async_op=True))
             except rr.PeerLostError as error:
                 errors.append(error)
         # Sends first: a server that receives nothing has stopped; one that sends nothing may wait.
@@ -571,7 +594,7 @@ class ParameterStore:
 
     def _send(self, message: np.ndarray, rank: int, tag: int) -> None:
         self._sent_bytes += message.nbytes
-        self._comm.send(message.view(np.uint8), rank, tag)
+        self._comm.send(message, rank, tag)
 
     def _break(self) -> None:
         """Give the number of the present turn back."""
@@ -582,10 +605,8 @@ class ParameterStore:
     def _close(self) -> None:
         """Tell the servers that this worker takes part no more."""
         for rank in () if self._closed or self.is_server else range(self.workers, self._comm.size):
-            write(self._head, kind=Kind.CLOSE)
-            self._head["ranks"][0, list(self._lost)] = True
             with suppress(rr.RingReduceError):
-                self._send(self._head, rank, REQUEST)
+                self._request_of(rank, Head(Kind.CLOSE, ranks=flags_of(self._lost)))
         self._closed = True
 
     # --- losses ---
@@ -615,10 +636,11 @@ class ParameterStore:
         if [] in chains:
             raise self._lost_error(self.workers + chains.index([]))
         self._decider = self.workers + min(set(range(count)) - lost)
-        self._heads, self._tails = {}, {}
+        self._announces = self._heads.message(Head(Kind.PUSH, ranks=flags_of(self._lost)))
+        self._firsts, self._lasts = {}, {}
         first = self._comm.rank % count  # workers begin with different servers
         for server in [*range(first, count), *range(first)]:
-            for end, found in (0, self._heads), (-1, self._tails):
+            for end, found in (0, self._firsts), (-1, self._lasts):
                 links = [link for n, link in enumerate(self._links) if chains[n][end] == server]
                 found |= {self.workers + server: links} if links else {}
 
@@ -636,9 +658,15 @@ class _Link:
         self.shard = shard
         self.pushed, self.answer = (comm.empty((shard.nbytes,), np.uint8) for _ in range(2))
         self.gradients, self.pulled = shard.views(self.pushed), shard.views(self.answer)
-        self.about, self.head = shard.head_in(self.pushed), shard.head_in(self.answer)
-        write(self.head)
+        self.count = 0
+        """How many updates the parameters had that were received last."""
         self._slots = np.empty((0, 0), np.uint8)
+
+    def read(self) -> Head:
+        """Return the head of the answer."""
+        head = self.shard.heads.read(self.answer)
+        self.count = head.total
+        return head
 
     @property
     def nbytes(self) -> int:

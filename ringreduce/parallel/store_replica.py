@@ -9,7 +9,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel.store_chain import Chain
-from ringreduce.parallel.store_messages import DATA, Shard, Views
+from ringreduce.parallel.store_messages import DATA, Head, Shard, Views
 
 Update = Callable[[np.ndarray, tuple[np.ndarray, ...], np.ndarray, int, int], None]
 
@@ -32,9 +32,15 @@ class Replica:
         self.slots[...] = 0
         self._parameters = shard.views(self.answer)
         self._slot_views = dict(zip(slots, map(shard.views, self.slots), strict=True))
-        self.head = shard.head_in(self.answer)
+        self._variables = [
+            (name, parameters, tuple([views[name] for views in self._slot_views.values()]))
+            for name, parameters in self._parameters.items()
+        ]
         self.pushed: dict[int, np.ndarray] = {}
         """Worker -> the message with its last gradients."""
+        self.heads: dict[int, Head] = {}
+        """Worker -> the head of that message."""
+        self._gradients: dict[int, Views] = {}
         self.waiting = set[int]()
         """The workers whose last pushes are neither applied nor dropped."""
         self.fate = Counter[int]()
@@ -66,53 +72,50 @@ class Replica:
             self.meeting, self.share = meeting, 0.0
             self.applied.clear()
 
-    def push_of(self, worker: int) -> np.void:
-        """Return the head of the last push of a worker."""
-        head: np.void = self.shard.head_in(self.pushed[worker])[0]
-        return head
-
     def receive(self, peer: int) -> int | None:
         """Receive a push from a worker or a server; return its worker, None if it came before."""
         message = self.pushed.get(peer) if self.chain.replicas == 1 else None
         if message is None:  # an old message may still be on its way to the next server
             message = self._comm.empty((self.shard.nbytes,), np.uint8)
         self._comm.recv(message, peer, DATA)
-        head = self.shard.head_in(message)[0]
-        worker = int(head["rank"])
-        if not self.chain.push(worker, int(head["push"])):
+        head = self.shard.heads.read(message)
+        worker = head.rank
+        if not self.chain.push(worker, head.push):
             return None
-        message.flags.writeable = self.chain.replicas == 1
-        self.pushed[worker] = message
+        if message is not self.pushed.get(worker):
+            message.flags.writeable = self.chain.replicas == 1
+            self.pushed[worker], self._gradients[worker] = message, self.shard.views(message)
+        self.heads[worker] = head
         self.waiting.add(worker)
-        self.begin(int(head["meeting"]))
+        self.begin(head.meeting)
         return worker
 
     def apply(self, workers: Sequence[int]) -> None:
         """Make one update of the last pushes of some workers, in the order of their ranks."""
-        heads = {}
+        numbers, weights, gradients, stale = [], [], [], []
         for worker in sorted(workers):
-            head = self.push_of(worker)
+            head = self.heads[worker]
             self.waiting.discard(worker)
-            self.fate[worker] = self.updates - int(head["count"])
-            number = int(head["number"])
+            self.fate[worker] = fate = self.updates - head.total
             # The number of a lost worker was dealt again, in this loop or in one that is over.
-            if number < 0 or (head["meeting"] == self.meeting and number not in self.applied):
-                heads[worker] = head
-                self.applied.add(number)
-        if not heads:
+            if head.number < 0 or (
+                head.meeting == self.meeting and head.number not in self.applied
+            ):
+                self.applied.add(head.number)
+                self.share += head.share
+                self.pushes += 1
+                self.staleness[fate] += 1
+                numbers.append(head.number)
+                weights.append(head.samples)
+                gradients.append(self._gradients[worker])
+                stale.append(fate)
+        if not numbers:
             return
-        numbers = [int(head["number"]) for head in heads.values()]
-        self.share += sum(float(head["share"]) for head in heads.values())
-        self.pushes += len(heads)
-        self.staleness.update(self.fate[worker] for worker in heads)
-        staleness = max(self.fate[worker] for worker in heads)
-        number = max(numbers) if max(numbers) >= 0 else self.updates
-        weights = [float(head["samples"]) for head in heads.values()]
-        gradients = [self.shard.views(self.pushed[worker]) for worker in heads]
+        staleness, number = max(stale), max(numbers)
+        number = number if number >= 0 else self.updates
         with rr.span("update"):
-            for name, parameters in self._parameters.items():
+            for name, parameters, slots in self._variables:
                 gradient = _mean([each[name] for each in gradients], weights)
-                slots = tuple([views[name] for views in self._slot_views.values()])
                 self._update(parameters, slots, gradient, staleness, number)
         self.updates += 1
 

@@ -101,6 +101,10 @@ class Rule:
                     self.applied.add(state.number)
                 state.pushes, state.step, state.number = state.pushes + 1, state.step + 1, None
 
+    def _busy(self) -> list[Worker]:
+        """Return the workers that take part."""
+        return [state for state in self.workers.values() if state.takes_part]
+
     def decisions(self) -> list[Apply | Discard | Go | Number]:
         """Return what follows from the inputs since the last call, in order."""
         decided, self._decided = self._decided, []
@@ -112,8 +116,10 @@ class Rule:
                     state.meetings, state.pushes = state.meetings + over, state.pushes * (not over)
                     state.step, state.waits, state.takes_part = self.step, "", True
                     decided.append(Number(rank, state.number))
-            busy = [state for state in self.workers.values() if state.takes_part]
-            lacks = sum(state.step <= self.step for state in busy)
+            if not self._pushed and self.count is None:
+                break
+            busy = self._busy()
+            lacks = sum([state.step <= self.step for state in busy])
             if self.step in self._pushed and lacks <= self._may_lack:
                 decided.append(Apply(self.step, sorted(self._pushed.pop(self.step))))
                 self.step += 1
@@ -121,10 +127,11 @@ class Rule:
                 self.count, self.meetings = None, self.meetings + 1
             else:
                 break
-        least = min((state.pushes for state in busy), default=0)
-        for rank, state in self.workers.items():
+        pulls = [(rank, state) for rank, state in self.workers.items() if state.waits == "pull"]
+        least = min([state.pushes for state in self._busy()], default=0) if pulls else 0
+        for rank, state in pulls:
             ahead = state.pushes - least if state.takes_part else 0
-            if state.waits == "pull" and state.step <= self.step and ahead <= self._bound:
+            if state.step <= self.step and ahead <= self._bound:
                 state.waits, state.step = "", self.step
                 decided.append(Go(rank, self.step))
         return decided

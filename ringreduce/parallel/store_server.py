@@ -17,11 +17,12 @@ from ringreduce.parallel.store_messages import (
     REPLY,
     REQUEST,
     SLOTS,
+    Head,
     Kind,
     Shard,
     StoreStats,
-    kept,
-    write,
+    flags_of,
+    ranks_of,
 )
 from ringreduce.parallel.store_replica import Replica, Update
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
@@ -66,9 +67,9 @@ class Server:
         self._rules = staleness, backup_workers
         self._rule = Rule(workers, *self._rules)
         self._open = set(workers)
-        head = shards[0].head
-        self._request, self._reply_head = np.zeros(1, head), np.zeros(1, head)
-        self._asked: dict[int, Any] = {}
+        self._heads = shards[0].heads
+        self._request, self._short_reply = self._heads.message(), self._heads.message()
+        self._asked: dict[int, Head] = {}
         """Worker -> the head of its request, which is not answered."""
         self._beginner = 0
         """The worker that began the last loop of `steps`."""
@@ -76,12 +77,12 @@ class Server:
         """Number of decisions that this server has carried out, and of updates among them."""
         self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
         """The last ones.  All servers have those before: all but one push a worker are settled."""
-        self._early: list[tuple[int, Any]] = []
+        self._early: list[tuple[int, Head]] = []
         """Requests that have come to the next deciding server."""
         self._sending: list[rr.Work[Any]] = []
         """Pushes that are on their way to other servers."""
-        self.failure: dict[str, Any] = {}
-        """Fields of every reply after a shard is lost, or after counts of `steps` differ."""
+        self.failure: Head | None = None
+        """The head of every reply after a shard is lost, or after counts of `steps` differ."""
         self._sent_bytes, self._waited_s, self._looked_at = 0, 0.0, 0.0
         self.lost = set[int]()
 
@@ -106,10 +107,11 @@ class Server:
             now = time.perf_counter()
             self._waited_s += now - begin
             try:
-                self.end_sends()
+                if self._sending:
+                    self.end_sends()
                 if peer is not None:
-                    self._comm.recv(self._request.view(np.uint8), peer, REQUEST)
-                    self._handle(peer, self._request[0])
+                    self._comm.recv(self._request, peer, REQUEST)
+                    self._handle(peer, self._heads.read(self._request))
                 if peer is None or now > self._looked_at + _LOOK_S:
                     self._looked_at = now
                     self._look()
@@ -119,45 +121,45 @@ class Server:
 
     # --- requests ---
 
-    def _handle(self, peer: int, head: Any) -> None:
-        kind = Kind(head["kind"])
+    def _handle(self, peer: int, head: Head) -> None:
+        kind = head.kind
         if peer in self.lost:
             return
-        if kind is Kind.PUSH:
+        if kind == Kind.PUSH:
             self._receive(peer, head)
-        elif kind is Kind.CLOSE:
+        elif kind == Kind.CLOSE:
             self._open.discard(peer)
             self._rule.leave(peer)
-            self._lose(*np.flatnonzero(head["ranks"]).tolist())
+            self._lose(*ranks_of(head))
         elif kind in (Kind.APPLY, Kind.DROP):
-            if head["push"] > self._decided:  # else another server has told it
-                self._decisions.append(np.frombuffer(head.tobytes(), np.uint8))
-                self._carry_out(kind, np.flatnonzero(head["ranks"]).tolist())
-        elif kind is Kind.FETCH:
-            self._asked[peer] = kept(head)
+            if head.push > self._decided:  # else another server has told it
+                self._decisions.append(self._request.copy())
+                self._carry_out(kind, ranks_of(head))
+        elif kind == Kind.FETCH:
+            self._asked[peer] = head
             self._reply(peer)
-        elif kind is Kind.HELD:
-            self._asked[peer] = kept(head)
-            if any(rank >= self._first and not head["ranks"][rank] for rank in self.lost):
+        elif kind == Kind.HELD:
+            self._asked[peer] = head
+            if any(rank >= self._first and not head.ranks[rank] for rank in self.lost):
                 self._reply(peer, kind=Kind.AGAIN)
             else:
                 self._acknowledge(peer)
         elif self._copies > 1 and not (self._decides or self.failure):
-            self._early.append((peer, kept(head)))
-        elif kind is Kind.PUSHED:
-            self._rule.push(peer, int(head["push"]))
-        elif kind is Kind.BREAK:
+            self._early.append((peer, head))
+        elif kind == Kind.PUSHED:
+            self._rule.push(peer, head.push)
+        elif kind == Kind.BREAK:
             self._rule.break_off(peer)
         else:
-            self._asked[peer] = kept(head)
-            if kind is Kind.NUMBER:
-                self._meet(peer, int(head["count"]))
+            self._asked[peer] = head
+            if kind == Kind.NUMBER:
+                self._meet(peer, head.total)
             else:
                 self._rule.pull(peer)
 
-    def _receive(self, peer: int, head: Any) -> None:
+    def _receive(self, peer: int, head: Head) -> None:
         """Receive a push from a worker or a server, and outside of synchronous steps apply it."""
-        replicas = self._at(0, head) if peer < self._first else [self.replicas[int(head["shard"])]]
+        replicas = self._at(0, head) if peer < self._first else [self.replicas[head.shard]]
         for replica in replicas:
             worker = replica.receive(peer)
             if worker is not None:
@@ -166,13 +168,13 @@ class Server:
                     replica.apply([worker])
                 self._acknowledge(worker)
         if self._alone:
-            self._rule.push(peer, int(head["push"]))
+            self._rule.push(peer, self._own.heads[peer].push)
 
-    def _at(self, place: int, head: Any) -> list[Replica]:
+    def _at(self, place: int, head: Head) -> list[Replica]:
         """Return the replicas with this place in their chain, as far as a worker knows."""
         if self._copies == 1:
             return [self._own]
-        lost = set(np.flatnonzero(head["ranks"]).tolist())
+        lost = set(ranks_of(head))
         return [r for n, r in self.replicas.items() if self._chain(n, lost)[place] == self._server]
 
     def _chain(self, shard: int, lost: set[int]) -> list[int]:
@@ -183,10 +185,9 @@ class Server:
         successor = replica.chain.successor
         if successor is None:
             return
-        head = self._reply_head.copy()
-        write(head, kind=Kind.PUSH, shard=replica.shard.server)
+        head = self._heads.message(Head(Kind.PUSH, shard=replica.shard.server))
         try:
-            for message, tag in ((head.view(np.uint8), REQUEST), (replica.pushed[worker], DATA)):
+            for message, tag in ((head, REQUEST), (replica.pushed[worker], DATA)):
                 work = self._comm.send(message, self._first + successor, tag, async_op=True)
                 self._sending.append(work)
                 self._sent_bytes += message.nbytes
@@ -196,10 +197,10 @@ class Server:
     def _acknowledge(self, worker: int) -> None:
         """Answer a worker that asks whether the replicas have its last push, if they have it."""
         asked = self._asked.get(worker)
-        if asked is not None and asked["kind"] == Kind.HELD:
-            id = int(asked["push"])
-            if all(replica.chain.has(worker, id) for replica in self._at(-1, asked)):
-                self._reply(worker)
+        if asked is None or asked.kind != Kind.HELD:
+            return
+        if all(replica.chain.has(worker, asked.push) for replica in self._at(-1, asked)):
+            self._reply(worker)
 
     def _meet(self, worker: int, count: int) -> None:
         """Deal a number of the loop of `steps`, which may begin."""
@@ -210,8 +211,8 @@ class Server:
             self._own.begin(self.meeting + 1)
             self._beginner = worker
         elif ended == self.meeting - 1 and self._rule.count not in (None, count):
-            differ = {"rank": self._beginner, "number": self._rule.count}
-            self.failure = {"kind": Kind.DIFFERENT, **differ, "other": worker, "count": count}
+            theirs = Head(Kind.DIFFERENT, self._beginner, number=self._rule.count)
+            self.failure = theirs._replace(other=worker, total=count)
             return
         self._rule.steps(worker, count)
 
@@ -233,13 +234,11 @@ class Server:
         for worker in list(self._asked) if self.failure else ():
             self._reply(worker)
 
-    def _tell(self, kind: Kind, workers: list[int]) -> None:
+    def _tell(self, kind: int, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
         if self._synchronous and not self._alone:  # else each push is an update
-            head = self._reply_head.copy()
-            write(head, kind=kind, push=self._decided + 1)
-            head["ranks"][0, workers] = True
-            self._decisions.append(head.view(np.uint8))
+            decision = Head(kind, push=self._decided + 1, ranks=flags_of(workers))
+            self._decisions.append(self._heads.message(decision))
             self._tell_others(self._decisions[-1])
         if self._synchronous:
             self._carry_out(kind, workers)
@@ -250,11 +249,11 @@ class Server:
             if rank != self._comm.rank and rank not in self.lost:
                 self._send(decision, rank, REQUEST)
 
-    def _carry_out(self, kind: Kind, workers: list[int]) -> None:
+    def _carry_out(self, kind: int, workers: list[int]) -> None:
         """Carry out a decision on all replicas."""
-        self._decided, self._step = self._decided + 1, self._step + (kind is Kind.APPLY)
+        self._decided, self._step = self._decided + 1, self._step + (kind == Kind.APPLY)
         for replica in self.replicas.values():
-            if kind is Kind.APPLY:
+            if kind == Kind.APPLY:
                 replica.apply(workers)
             else:
                 replica.drop(*workers)
@@ -271,26 +270,25 @@ class Server:
             for peer, head in early:
                 self._handle(peer, head)
 
-    def _make_rule(self, told: dict[int, Any]) -> None:
+    def _make_rule(self, told: dict[int, Head]) -> None:
         """Make the rule from the first request of each worker to this server.
 
         The last push of a lost worker may be on some servers alone.  So its number is dealt again.
         """
         own, workers, count, again = self._own, {}, None, []
-        own.begin(max(int(head["meeting"]) for head in told.values()))
-        meetings = max(own.meeting - 1, *(int(head["ended"]) for head in told.values()))
+        own.begin(max(head.meeting for head in told.values()))
+        meetings = max(own.meeting - 1, *(head.ended for head in told.values()))
         for worker, head in told.items():
-            last, pushes, step, number, ended = (
-                int(head[name]) for name in ("push", "pushes", "step", "number", "ended")
-            )
-            if head["meeting"] > meetings:
-                self._beginner, count = worker, int(head["count"])
-            is_waiting = worker in own.waiting and own.push_of(worker)["push"] == last
-            if is_waiting or head["kind"] == Kind.PUSHED:  # the rule does not have it yet
+            last, pushes, number = head.push, head.pushes, head.number
+            if head.meeting > meetings:
+                self._beginner, count = worker, head.total
+            is_waiting = worker in own.waiting and own.heads[worker].push == last
+            if is_waiting or head.kind == Kind.PUSHED:  # the rule does not have it yet
                 again.append((worker, last))
-                number, last, pushes = int(own.push_of(worker)["number"]), last - 1, pushes - 1
-            workers[worker] = Worker(last, pushes, step, None if number < 0 else number, ended)
-        left = {int(own.push_of(worker)["number"]) for worker in own.pushed if worker not in told}
+                number, last, pushes = own.heads[worker].number, last - 1, pushes - 1
+            dealt = None if number < 0 else number
+            workers[worker] = Worker(last, pushes, head.step, dealt, head.ended)
+        left = {own.heads[worker].number for worker in own.pushed if worker not in told}
         applied = own.applied - left - {state.number for state in workers.values()} - {-1}
         self._rule = Rule(workers, *self._rules, self._step, meetings, count, applied)
         for worker, last in again:
@@ -298,27 +296,31 @@ class Server:
 
     # --- replies ---
 
-    def _reply(self, worker: int, number: int | None = None, kind: Kind = Kind.DONE) -> None:
+    def _reply(self, worker: int, number: int | None = None, kind: int = Kind.DONE) -> None:
         """Answer the request of a worker; `number` is the one that is dealt to it."""
         asked = self._asked.pop(worker, None)
         if asked is None:
             return  # it was answered by the failure
-        full = asked["kind"] == Kind.FETCH or (asked["kind"] == Kind.PULL and self._alone)
-        of_tails = full or asked["kind"] == Kind.HELD
+        full = asked.kind == Kind.FETCH or (asked.kind == Kind.PULL and self._alone)
+        of_tails = full or asked.kind == Kind.HELD
         replicas = self._at(-1, asked) if of_tails else [self._own]
         if not full:
             replicas = [max(replicas, key=lambda replica: replica.fate[worker])]
-        dealt = {"number": -1 if number is None else number, "meeting": self.meeting}
+        lost = flags_of(self.lost) if self.lost else b""
         for replica in replicas:
-            facts = {"kind": kind, **dealt, "share": self._own.share, "step": self._rule.step}
-            facts |= {"staleness": replica.fate[worker], "count": replica.updates}
-            head = replica.head if full else self._reply_head
-            write(head, **(self.failure or facts))
-            if self.lost:
-                head["ranks"][0, list(self.lost)] = True
-            message = replica.answer if full else head.view(np.uint8)
+            head = self.failure or Head(
+                kind,
+                number=-1 if number is None else number,
+                meeting=self._own.meeting,
+                staleness=replica.fate[worker],
+                total=replica.updates,
+                step=self._rule.step,
+                share=self._own.share,
+            )
+            message = replica.answer if full else self._short_reply
+            self._heads.write(message, head._replace(ranks=lost) if lost else head)
             self._send(message, worker, DATA if full else REPLY)
-            if asked["slots"]:
+            if asked.slots:
                 self._send(replica.slots, worker, SLOTS)
 
     def _send(self, message: np.ndarray, peer: int, tag: int) -> None:
@@ -357,11 +359,11 @@ class Server:
         """Go on without a server; note which shards are lost with it."""
         for shard in range(self._servers):
             if not self._chain(shard, self.lost):
-                self.failure = self.failure or {"kind": Kind.LOST, "rank": self._first + shard}
+                self.failure = self.failure or Head(Kind.LOST, self._first + shard)
         for replica in self.replicas.values():
             for worker in replica.chain.lose(rank - self._first):
                 self._pass_on(replica, worker)
-        for worker in [w for w, asked in self._asked.items() if asked["kind"] == Kind.HELD]:
+        for worker in [w for w, asked in self._asked.items() if asked.kind == Kind.HELD]:
             self._reply(worker, kind=Kind.AGAIN)
         if self._copies > 1 and self.lost >= set(range(self._first, self._comm.rank)):
             for decision in list(self._decisions):

@@ -62,7 +62,7 @@ def test_a_push_seen_twice_and_a_push_after_a_loss_are_ignored():
         ("if state.takes_part]", "]", "nobody can go on", (1, 0, (3,))),
         # Workers wait for the fastest.
         ("least = min(", "least = max(", "too far ahead", (1,)),
-        ("state.pushes - least", "max(s.pushes for s in busy) - state.pushes", "too", (1,)),
+        ("state.pushes - least", "max(s.pushes for s in self._busy()) - state.pushes", "too", (1,)),
         # A late gradient stays, or counts in the next step.
         ("if state.step < self.step:", "if False:", "late push stays", (0, 1)),
         ("if self.staleness != 0:", "if state.step < self.step:", "other pushes", (0, 1)),
