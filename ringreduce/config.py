@@ -54,7 +54,7 @@ class Config:
 
     None: 512 KiB across nodes, so that one slice crosses the network while nodes reduce others;
     64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory,
-    and 64 KiB to 4 MiB for a "star" `broadcast` or `reduce` there if each rank has a core.
+    and 64 KiB to 4 MiB for a "star" `reduce` there, or `broadcast` if each rank has a core.
     """
     segment_bytes: int | None = None
     """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache.
@@ -88,10 +88,10 @@ class Config:
 
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
     the system lets them read each other's memory.  None: 4 MiB; 8 MiB for a "star" `gather`, and
-    with more ranks than cores; if each rank has a core, 16 MiB for a "star" `broadcast`, and never
-    for a "star" `reduce`.  Less where the kernel copies quickly, as 128 KiB for a "two_shot"
-    `all_reduce`: see `planning.select`.  More where no rank may write another one's memory: 16 MiB
-    for a "star" `gather`; never for a "star" `broadcast` if each rank has a core.
+    with more ranks than cores; 16 MiB for a "star" `broadcast` if each rank has a core; never for a
+    `reduce` by "star" or "two_shot".  Less where the kernel copies quickly, as 128 KiB for a
+    "two_shot" `all_reduce`: see `planning.select`.  More where no rank may write another one's
+    memory: 16 MiB for a "star" `gather`; never for a "star" `broadcast` if each rank has a core.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""

@@ -18,6 +18,7 @@ from ringreduce.algorithms.builders import (
     RootedAlgorithm,
     among_all,
     each,
+    each_or_five,
     each_other,
     each_pair,
     each_power,
@@ -38,6 +39,7 @@ from ringreduce.algorithms.direct import (
     one_shot_all_reduce,
     pairwise_all_to_all,
     two_shot_all_reduce,
+    two_shot_reduce,
 )
 from ringreduce.algorithms.dissemination import dissemination_barrier
 from ringreduce.algorithms.double_tree import (
@@ -135,6 +137,7 @@ _REDUCE: Mapping[str, RootedAlgorithm] = {
         reduce_scatter_gather_reduce, claims.reduce_scatter_gather_reduce, each_other
     ),
     "star": RootedAlgorithm(whole_rooted(star_reduce), claims.star_reduce, one),
+    "two_shot": RootedAlgorithm(two_shot_reduce, claims.two_shot_reduce, each_or_five),
 }
 _GATHER: Mapping[str, RootedAlgorithm] = {
     "star": RootedAlgorithm(star_gather, claims.star_reduce, each),

@@ -67,6 +67,11 @@ def each(n: int) -> int:
     return n
 
 
+def each_or_five(n: int) -> int:
+    """Return one part for each rank; five for two ranks."""
+    return 5 if n == 2 else n
+
+
 def each_other(n: int) -> int:
     """Return one part for each rank but the root, at least one."""
     return max(1, n - 1)

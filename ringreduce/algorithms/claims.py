@@ -239,6 +239,13 @@ def star_all_reduce(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     return Claim(2 * (n > 1), moved, moved)
 
 
+def two_shot_reduce(n: int, me: int, root: int) -> Claim:
+    each, of_root = (2, 3) if n == 2 else (1, 1)
+    if me == root:
+        return Claim(2 * (n > 1), each * (n - 1), (of_root + each) * (n - 1))
+    return Claim(2, of_root + each * (n - 2) + each, each * (n - 1))
+
+
 # --- barriers -------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.algorithms.star import star_gather
+from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
 
 
 def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
@@ -58,6 +59,19 @@ def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks])
     """
     yield from direct_reduce_scatter(group, me, chunks)
     yield from direct_all_gather(group, me, chunks)
+
+
+def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
+    """Direct reduce-scatter, then a gather of the parts at the root.
+
+    Two steps; all ranks fold at once.  Of two ranks the root folds 3 of 5 parts, since it receives
+    the other 2.
+    """
+    each = 2 if len(group) == 2 else 1
+    parts = [joined(chunks[i : i + each]) for i in range(0, each * (len(group) - 1), each)]
+    parts.insert(root, joined(chunks[each * (len(group) - 1) :]))
+    yield from direct_reduce_scatter(group, me, parts)
+    yield from star_gather(group, me, root, parts)
 
 
 def direct_barrier(group: Sequence[int], me: int) -> Steps:

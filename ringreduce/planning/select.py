@@ -23,6 +23,7 @@ _GATHER_SINGLE_COPY = 16 << 20
 """The least bytes of a star gather that the root reads directly.  A shorter one is copied in."""
 _QUICK = {
     ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
+    ("reduce", "two_shot"): (128 << 10, 4 << 20),
     ("reduce_scatter", "direct"): (4 << 20, 4 << 20),
     ("broadcast", "star"): (24 << 10, 8 << 20),  # shared cores: single copy as other collectives
     ("gather", "star"): (16 << 10, 192 << 10),
@@ -34,8 +35,18 @@ _QUICK = {
 
 The first number is for ranks with a core each, the second for ranks that share cores.
 """
-_WRITTEN = {("broadcast", "star"): (16 << 20, 8 << 20), ("gather", "star"): (8 << 20, 8 << 20)}
+_NEVER = 1 << 63
+_WRITTEN = {
+    ("broadcast", "star"): (16 << 20, 8 << 20),
+    ("gather", "star"): (8 << 20, 8 << 20),
+    ("reduce", "two_shot"): (_NEVER, _NEVER),
+}
 """The least bytes that are single-copy where ranks may write, and the kernel is not quick."""
+_TWO_SHOT_REDUCE = {True: (2 << 20, 256 << 10), False: (_NEVER, 16 << 20)}
+"""The least bytes of a reduce in which all ranks fold, likewise; quick kernel or not: both numbers.
+
+In a shorter one the root folds alone.
+"""
 _PRICED_SLICES = 8
 """The most slices of a pipelined call that are simulated.
 
@@ -139,8 +150,8 @@ def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
 
 
 def _is_one_way(schedule: Schedule, config: Config) -> bool:
-    has_cores = config.memory is not None and not config.memory.crowded
-    return has_cores and (schedule.collective, schedule.algorithm) in _ONE_WAY
+    kind, memory = (schedule.collective, schedule.algorithm), config.memory
+    return memory is not None and kind in _ONE_WAY and not (memory.crowded and kind == _ONE_WAY[0])
 
 
 def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -> int:
@@ -184,14 +195,17 @@ def staged_bytes(nodes: Nodes, config: Config) -> int:
     return 16 << 10 if len(nodes) == 1 else 128 << 10
 
 
-def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> list[str]:
+def candidates(
+    collective: str, nodes: Nodes, memory: Memory | None = None, nbytes: int = 0
+) -> list[str]:
     """Return the algorithms to price for these nodes; the first of equally fast ones is taken.
 
     Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
     A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
     hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
-    `memory`, direct algorithms come first: they take the fewest steps.  If they share cores too, a
-    reduce has its star alone: a further step takes far longer there than `Profile.crowded_s`.
+    `memory`, direct algorithms come first: they take the fewest steps.  If they share cores too, or
+    if they are two, a reduce has one algorithm, which depends on `nbytes` alone: a further step of
+    crowded ranks takes far longer than `Profile.crowded_s`.
 
     The direct barrier is for shared memory alone.  There a rank has compared all headers of the
     call before.  By messages a rank would leave although another one is sent data of another call.
@@ -203,8 +217,11 @@ def candidates(collective: str, nodes: Nodes, memory: Memory | None = None) -> l
         names = [name for name in names if name not in _DIRECT]
     if len(nodes) == 1 and memory is not None:
         names.sort(key=lambda name: name not in _DIRECT)
-        if collective == "reduce" and memory.crowded and "star" in names:
-            names = ["star"]
+        if collective == "reduce" and "star" in names:
+            if nbytes >= _TWO_SHOT_REDUCE[memory.quick][memory.crowded]:
+                names = ["two_shot"]
+            elif memory.crowded or len(nodes[0]) == 2:
+                names = ["star"]
     if len(nodes) == 1:
         return [name for name in names if name != "hierarchical"]
     return sorted(names, key=lambda name: name != "hierarchical")
@@ -216,7 +233,7 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     Takes the first candidate whose prediction is within 2 % of the lowest.  The choice is a pure
     function of the arguments, so all ranks make the same choice.
     """
-    names = candidates(collective, nodes, config.memory)
+    names = candidates(collective, nodes, config.memory, nbytes)
     priced = priced_bytes(nbytes)
     predicted = {name: predict(collective, name, nodes, priced, config) for name in names}
     transport = "mpi" if config.memory is None else "shm"
@@ -258,7 +275,7 @@ def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     if algorithm != "auto":
         parse(collective, algorithm)
         return algorithm
-    names = candidates(collective, nodes, config.memory)
+    names = candidates(collective, nodes, config.memory, nbytes)
     if len(names) == 1:
         return names[0]
     return choose(collective, nodes, nbytes, config).algorithm

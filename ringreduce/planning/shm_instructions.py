@@ -75,9 +75,9 @@ def instructions_of(
     table.pushed = pushed if single_copy and table.can_push() else 0.0
     if not table.is_in_step() or (len(plans) > 1 and not table.rounds):
         return None
+    table.lay_out()
     if single_copy and not table.can_be_single_copy():
         return None
-    table.lay_out()
     instructions = tuple(_Writer(table, rank).instructions())
     scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
     return Instructions(
@@ -249,7 +249,11 @@ class _Table:
         next step.  So a rank waits for its readers only after it has posted that step itself.
         """
         step, after = self.steps[rank][index], self.steps[rank].get(index + 1)
-        sent = [m.span for m in step.sends if m.span.start < m.span.stop]
+        sent = [
+            m.span
+            for m in step.sends
+            if m.span.start < m.span.stop and not self.is_written(rank, index, m.span, m.peer)
+        ]
         written = [m.span for m in step.recvs] + [fold.into for fold in step.folds]
         written += [copy.into for copy in after.packs] if after is not None else []
         if any(span.buffer == SCRATCH for span in sent):

@@ -95,6 +95,7 @@ class _SlicePlanner:
         self.rank, self.steps, self.offsets, self.itemsize = rank, steps, offsets, itemsize
         self.segment = max(1, segment_bytes // itemsize)
         """Elements of a segment."""
+        self.size = schedule.size
         self.result = frozenset(schedule.holds_after(rank))
         """The chunks that belong in OUTPUT."""
         self.completes = schedule.completes and schedule.completes(rank)
@@ -342,7 +343,8 @@ class _SlicePlanner:
     def _fold(self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span) -> Fold:
         """Plan to fold the (rank, span) `values` of a chunk in ascending rank order."""
         if self.completes is None:
-            finishes = chunk in self.result and self.last_write[chunk] == index
+            ends = chunk in self.result and self.last_write[chunk] == index
+            finishes = ends or len(values) == self.size
         else:
             finishes = (index, chunk) in self.completes
         return Fold(tuple(span for _, span in sorted(values)), into, finishes)

@@ -75,7 +75,7 @@ def test_a_star_of_few_messages_is_always_priced(collective):
         ("broadcast", "star", IN_MEMORY, False, 16),
         ("reduce", "star", IN_MEMORY, False, 32),
         ("reduce", "star", COPIED_IN, False, 32),
-        ("reduce", "star", CROWDED, True, 1),
+        ("reduce", "star", CROWDED, False, 32),
         ("reduce", "star", replace(IN_MEMORY, pull_bytes=MIB), True, 1),
         ("reduce", "star", BY_MESSAGES, False, 1),
         ("reduce", "tree", IN_MEMORY, True, 1),
@@ -172,9 +172,22 @@ def test_there_are_not_many_slices_to_plan(collective, nbytes, slices):
 
 @pytest.mark.parametrize("ranks", [3, 4, 8, 32])
 @pytest.mark.parametrize("nbytes", [8, MIB, 64 * MIB])
-def test_ranks_that_share_cores_broadcast_and_reduce_in_one_step(ranks, nbytes):
-    for collective in ("broadcast", "reduce"):
-        assert resolve(collective, "auto", [list(range(ranks))], nbytes, CROWDED) == "star"
+def test_ranks_that_share_cores_broadcast_in_one_step(ranks, nbytes):
+    assert resolve("broadcast", "auto", [list(range(ranks))], nbytes, CROWDED) == "star"
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 32])
+@pytest.mark.parametrize(
+    ("config", "least"),
+    [(CROWDED, 16 * MIB), (QUICK_CROWDED, MIB // 4), (QUICK, 2 * MIB), (IN_MEMORY, None)],
+)
+def test_all_ranks_fold_in_a_long_reduce(ranks, config, least):
+    nodes = [list(range(ranks))]
+    if config in (CROWDED, QUICK_CROWDED) or ranks == 2:
+        shorter = 64 * MIB if least is None else least - 1
+        assert resolve("reduce", "auto", nodes, shorter, config) == "star"
+    if least is not None:
+        assert resolve("reduce", "auto", nodes, least, config) == "two_shot"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -671,7 +672,7 @@ def test_copies_that_are_not_there_or_come_twice_are_rejected(text: str, reason:
 )
 @given(nodes=layouts(max_ranks=16))
 @settings(max_examples=15)
-def test_our_sums_are_complete_where_a_rank_last_changes_what_it_keeps(
+def test_our_sums_are_complete_where_a_rank_folds_all_values_or_last_changes_what_it_keeps(
     collective: str, algorithm: str, nodes: list[list[int]]
 ) -> None:
     """So the planner can divide a mean there without the other ranks' steps."""
@@ -683,6 +684,8 @@ def test_our_sums_are_complete_where_a_rank_last_changes_what_it_keeps(
         for number, step in enumerate(steps):
             changes |= {c: (number, r.reduce) for r in step.recvs for c in r.chunks}
             changes |= dict.fromkeys(step.folds, (number, True))
+            values = Counter(c for r in step.recvs if r.reduce for c in r.chunks)
+            last |= {(rank, number, c) for c, n in values.items() if n == schedule.size - 1}
         kept = set(schedule.holds_after(rank)) & changes.keys()
         last |= {(rank, changes[c][0], c) for c in kept if changes[c][1]}
     assert check(schedule).completed == last
