@@ -34,10 +34,9 @@ _intrinsic: Callable[[Callable[..., tuple[Signature, _Generator]]], Intrinsic] =
 CHUNK = 64
 """Bytes of each array that are combined at a time: one cache line."""
 _AHEAD = 2048
-"""Bytes.  Folds of 16-bit floats prefetch so far ahead of the chunk that they read.
+"""Bytes between the chunk that a fold of 16-bit floats reads and the chunk that it prefetches.
 
-A chunk of 16-bit floats takes so many instructions that the processor does not look that far ahead
-by itself.
+The instructions of a chunk fill the processor's window, so it does not prefetch that far itself.
 """
 _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 

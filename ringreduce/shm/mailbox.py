@@ -199,7 +199,7 @@ MAILBOX_BYTES = _ANSWERS_OFFSET + ANSWERS * ANSWER_BYTES
 MAILBOXES_OFFSET = _LINE + REASON_BYTES
 """Bytes from the beginning of a rank's mail to its first mailbox."""
 _BYTES_A_YIELD_LOG = 12
-"""One more poll for so many bytes of data, as a power of 2."""
+"""Log2 of the bytes of data that add one poll."""
 _STREAMED_BYTES = 4 << 20
 """Longer data in the sender's segment are copied by streaming stores: no cache holds them."""
 _WINDOW_BYTES = 1 << 30

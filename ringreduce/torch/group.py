@@ -39,8 +39,8 @@ _log = logging.getLogger("ringreduce.torch")
 _WAITS_S = 0.01
 """Seconds.  Where ranks have fewer than two cores each, an asynchronous call first runs in the
 caller's thread: the group's thread would take a core from the backward pass.  A call that has
-waited for other ranks so long goes on in the group's thread, since a call of another group may have
-to come first."""
+waited this long for other ranks goes on in the group's thread, since a call of another group may
+have to come first."""
 _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
 _PACKAGE = __name__.rpartition(".")[0]

@@ -151,7 +151,7 @@ class Trainer:
         self._untold: list[Step] = []  # the journal has no room for them until ranks meet
         self._loss = np.zeros(part.losses)
         self._first_with: dict[int, int] = {}
-        """Samples of a global batch -> number of the first step with so many, which may compile."""
+        """Samples of a global batch -> number of the first step of that size, which may compile."""
         self.times = np.zeros((2, 5))
         """Number of steps, and the seconds of them, of communication, of exposed communication, and
         of the sum of the losses: of those steps that may have compiled, and of others."""
@@ -274,8 +274,8 @@ class Trainer:
             save: it is called on all ranks every `save_every` steps and at the end.  Before each
                 call the parameters are proven to be equal.
             save_every: steps between calls of `save`; 0: one after each epoch.
-            epochs: train to the end of so many epochs; the next call goes on.  0: to the end of
-                the run.
+            epochs: number of the epoch after which the call returns; the next call goes on.  0:
+                the last one.
 
         Returns:
             The `Result`.

@@ -243,7 +243,7 @@ class _Handshakes:
 
 
 def _received(stream: socket.socket, nbytes: int) -> bytes:
-    """Receive so many bytes.  Raises OSError if the connection ends before."""
+    """Receive `nbytes` bytes.  Raises OSError if the connection ends before."""
     received = bytearray()
     while len(received) < nbytes:
         part = stream.recv(nbytes - len(received))

@@ -122,7 +122,7 @@ class _Arrival:
         return self.receive.buffer[self._filled : self.nbytes]
 
     def add(self, read: int | bytes) -> None:
-        """Note that bytes were read: so many into `place`, or these, to be kept."""
+        """Note that bytes were read.  `read`: the number of bytes in `place`, or bytes to keep."""
         if isinstance(read, int):
             self._filled += read
         else:
@@ -506,7 +506,7 @@ class Events:
                     stream.read()
 
     def wait(self, seconds: float) -> None:
-        """Return once something is possible, at the latest after so long."""
+        """Return once a stream can be read or written, or after `seconds`."""
         if self._epoll.fileno() < _SELECTABLE:
             select.select([self._epoll], (), (), seconds)
         else:  # `epoll.poll` waits for whole milliseconds
