@@ -61,9 +61,16 @@ MUTATIONS = [
     Mutation(
         "finished-at-every-fold",
         "planning/slices.py",
-        "finishes = chunk in self.result and self.last_write[chunk] == index",
-        "finishes = chunk in self.result",
+        "ends = chunk in self.result and self.last_write[chunk] == index",
+        "ends = chunk in self.result",
         "A mean is divided again at every hop.",
+    ),
+    Mutation(
+        "complete-sum-that-is-passed-on-not-divided",
+        "planning/slices.py",
+        "finishes = ends or len(values) == self.size",
+        "finishes = ends",
+        "A mean that a rank folds whole for the root is not divided.",
     ),
     Mutation(
         "partial-sum-over-own-value",
