@@ -109,6 +109,8 @@ def call_for_ever(comm: rr.Communicator, rng: random.Random, how: str, victim: i
         fail(how)
 
     signal.signal(signal.SIGALRM, now)
+    # Python drops what a handler raises in the callback of a weak reference: then it fails again.
+    sys.unraisablehook = lambda _: signal.setitimer(signal.ITIMER_REAL, 1e-3)
     while True:
         if victim == RANK and calls == 0:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
