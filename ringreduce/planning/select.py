@@ -15,35 +15,55 @@ from ringreduce.topology import Nodes
 
 STAGED_BYTES = 4 << 20
 """The longest slice that is copied in and out of shared memory, in bytes."""
-_ONE_WAY = (("broadcast", "star"), ("reduce", "star"))
-"""Collectives and algorithms of one step, in which whole arrays go from the root, or to it."""
-_ONE_WAY_SLICES = 64
-"""The most slices of these, unless slices of STAGED_BYTES are more: each has to be planned."""
-_GATHER_SINGLE_COPY = 16 << 20
-"""The least bytes of a star gather that the root reads directly.  A shorter one is copied in."""
+_MOST_STAGED = 64, 8
+"""The most slices of a staged call, unless slices of STAGED_BYTES are more.
+
+Each slice is planned, and ranks wait for each other in each one.  A wait of ranks that share cores
+takes a turn of the other processes on the core.
+"""
+_SLICE_BYTES = {
+    ("all_reduce", "two_shot"): (1 << 20, 1 << 20),
+    ("reduce_scatter", "direct"): (1 << 20, 1 << 20),
+    ("reduce", "two_shot"): (1 << 20, 1 << 20),
+    ("reduce", "star"): (512 << 10, 512 << 10),
+    ("broadcast", "star"): (512 << 10, STAGED_BYTES),
+    ("gather", "star"): (1 << 20, 1 << 20),
+    ("all_gather", "direct"): (1 << 20, 1 << 20),
+    ("all_to_all", "direct"): (1 << 20, STAGED_BYTES),
+}
+"""The least bytes of a staged slice.  Slices of this length stay in caches.
+
+The first number is for ranks with a core each, the second for ranks that share cores: here, and in
+the other tables.
+"""
+_SHORT_BROADCAST = 1 << 20, 64 << 10
+"""A shorter star broadcast has slices of the second number, with a core for each rank."""
+_NEVER = 1 << 63
+_SINGLE_COPY = {
+    ("all_reduce", "two_shot"): (16 << 20, 32 << 20),
+    ("reduce_scatter", "direct"): (32 << 20, 32 << 20),
+    ("reduce", "two_shot"): (_NEVER, 32 << 20),
+    ("reduce", "star"): (_NEVER, _NEVER),
+    ("broadcast", "star"): (_NEVER, 8 << 20),
+    ("gather", "star"): (16 << 20, 8 << 20),
+    ("all_gather", "direct"): (8 << 20, 32 << 20),
+    ("all_to_all", "direct"): (32 << 20, 32 << 20),
+}
+"""The least bytes that are single-copy, where they differ from `Config.single_copy_from`."""
 _QUICK = {
     ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
     ("reduce", "two_shot"): (128 << 10, 4 << 20),
+    ("reduce", "star"): (_NEVER, _NEVER),
     ("reduce_scatter", "direct"): (4 << 20, 4 << 20),
-    ("broadcast", "star"): (24 << 10, 8 << 20),  # shared cores: single copy as other collectives
+    ("broadcast", "star"): (24 << 10, 8 << 20),
     ("gather", "star"): (16 << 10, 192 << 10),
     ("scatter", "star"): (48 << 10, 4 << 20),
-    ("all_gather", "direct"): (48 << 10, 8 << 20),
+    ("all_gather", "direct"): (48 << 10, 32 << 20),
     ("all_to_all", "direct"): (48 << 10, 256 << 10),
 }
-"""The least bytes that are single-copy where ranks may write, and the kernel is quick.
-
-The first number is for ranks with a core each, the second for ranks that share cores.
-"""
-_NEVER = 1 << 63
-_WRITTEN = {
-    ("broadcast", "star"): (16 << 20, 8 << 20),
-    ("gather", "star"): (8 << 20, 8 << 20),
-    ("reduce", "two_shot"): (_NEVER, _NEVER),
-}
-"""The least bytes that are single-copy where ranks may write, and the kernel is not quick."""
-_TWO_SHOT_REDUCE = {True: (2 << 20, 256 << 10), False: (_NEVER, 16 << 20)}
-"""The least bytes of a reduce in which all ranks fold, likewise; quick kernel or not: both numbers.
+"""The same where ranks may write, and the kernel is quick."""
+_TWO_SHOT_REDUCE = {True: (2 << 20, 256 << 10), False: (_NEVER, 2 << 20)}
+"""Whether the kernel is quick -> the least bytes of a reduce in which all ranks fold.
 
 In a shorter one the root folds alone.
 """
@@ -107,23 +127,16 @@ class Choice:
 def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
     """Return whether peers read an array of `nbytes` directly from its private memory.
 
-    In a direct read one core copies while another core waits.  So data of some algorithms of one
-    step are copied in and out at lengths at which other data are read directly.  If `pull_bytes` is
-    set, it holds for all algorithms.
+    If `pull_bytes` is set, it holds for all algorithms.
     """
-    least = config.single_copy_from
+    least, memory = config.single_copy_from, config.memory
     if least is None:
         return False
-    if config.pull_bytes is None:
+    if config.pull_bytes is None and memory is not None:
+        table = _QUICK if memory.quick and memory.writes else _SINGLE_COPY
         kind = schedule.collective, schedule.algorithm
-        if config.memory is not None and config.memory.writes:
-            table = _QUICK if config.memory.quick else _WRITTEN
-            if kind in table:
-                return nbytes >= table[kind][config.memory.crowded]
-        if _is_one_way(schedule, config):
-            return False
-        if kind == ("gather", "star"):
-            least = _GATHER_SINGLE_COPY
+        if kind in table:
+            least = table[kind][memory.crowded]
     return nbytes >= least
 
 
@@ -140,40 +153,30 @@ def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
         return 0.5 if memory.quick and memory.crowded and short else 1.0
     if schedule.collective == "all_gather":
         return 1.0 if short or not memory.quick else 0.5
-    if memory.crowded and not memory.quick:
+    if not memory.quick:
         return 0.0
     if schedule.collective == "broadcast":
         return 1 / schedule.size
-    if schedule.collective == "all_to_all" and (memory.quick or nbytes < 16 << 20):
+    if schedule.collective == "all_to_all":
         return 1.0 if short else 0.5
     return 0.0
-
-
-def _is_one_way(schedule: Schedule, config: Config) -> bool:
-    kind, memory = (schedule.collective, schedule.algorithm), config.memory
-    return memory is not None and kind in _ONE_WAY and not (memory.crowded and kind == _ONE_WAY[0])
 
 
 def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -> int:
     """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 512 << 10
     if config.memory is not None and not is_single_copy(schedule, nbytes, config):
-        large = STAGED_BYTES
-        if _is_one_way(schedule, config):
-            large = _one_way_slice_bytes(schedule.collective, nbytes)
+        large = _staged_slice_bytes(schedule, nbytes, config.memory.crowded)
     slice_bytes = config.slice_bytes or large
     return max(1, min(-(-nbytes // slice_bytes), config.most_slices))
 
 
-def _one_way_slice_bytes(collective: str, nbytes: int) -> int:
-    """Return the bytes of a slice.  One rank copies it in while others copy the last one out.
-
-    The least lengths were the fastest in measurements with 2 ranks.
-    """
-    least = 512 << 10
-    if collective == "broadcast":
-        least = 64 << 10 if nbytes < 1 << 20 else 1 << 20
-    return min(max(least, nbytes // _ONE_WAY_SLICES), STAGED_BYTES)
+def _staged_slice_bytes(schedule: Schedule, nbytes: int, crowded: bool) -> int:
+    kind = schedule.collective, schedule.algorithm
+    least = _SLICE_BYTES[kind][crowded] if kind in _SLICE_BYTES else STAGED_BYTES
+    if kind == ("broadcast", "star") and not crowded and nbytes < _SHORT_BROADCAST[0]:
+        least = _SHORT_BROADCAST[1]
+    return min(max(least, nbytes // _MOST_STAGED[crowded]), STAGED_BYTES)
 
 
 def slices_in_flight(nodes: Nodes, config: Config) -> int:
@@ -261,6 +264,8 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
         profile = profile.of_memory(config.memory.crowded)
     slices = slice_count(schedule, nbytes, nodes, config)
     in_flight = slices_in_flight(nodes, config)
+    if config.memory is not None and in_flight == 1:
+        return price(schedule, nodes, nbytes, profile)  # the model does not know what slices gain
     if in_flight == 1:
         return slices * price(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)
