@@ -25,9 +25,9 @@ _SLICE_BYTES = {
     ("all_reduce", "two_shot"): (1 << 20, 1 << 20),
     ("reduce_scatter", "direct"): (1 << 20, 1 << 20),
     ("reduce", "two_shot"): (1 << 20, 1 << 20),
-    ("reduce", "star"): (512 << 10, 512 << 10),
+    ("reduce", "star"): (256 << 10, 512 << 10),
     ("broadcast", "star"): (512 << 10, STAGED_BYTES),
-    ("gather", "star"): (1 << 20, 1 << 20),
+    ("gather", "star"): (256 << 10, 1 << 20),
     ("all_gather", "direct"): (1 << 20, 1 << 20),
     ("all_to_all", "direct"): (1 << 20, STAGED_BYTES),
 }
@@ -36,8 +36,11 @@ _SLICE_BYTES = {
 The first number is for ranks with a core each, the second for ranks that share cores: here, and in
 the other tables.
 """
-_SHORT_BROADCAST = 1 << 20, 64 << 10
-"""A shorter star broadcast has slices of the second number, with a core for each rank."""
+_ONE_WAY = (("broadcast", "star"), ("reduce", "star"), ("gather", "star"))
+"""Collectives and algorithms of one step, in which data go from the root, or to it."""
+_SHORT_BYTES, _SHORT_SLICE_BYTES = 1 << 20, 64 << 10
+"""With a core for each rank, shorter arrays that go one way have slices of the second number: one
+rank copies a slice in while others copy the last one out."""
 _NEVER = 1 << 63
 _SINGLE_COPY = {
     ("all_reduce", "two_shot"): (16 << 20, 32 << 20),
@@ -174,8 +177,8 @@ def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -
 def _staged_slice_bytes(schedule: Schedule, nbytes: int, crowded: bool) -> int:
     kind = schedule.collective, schedule.algorithm
     least = _SLICE_BYTES[kind][crowded] if kind in _SLICE_BYTES else STAGED_BYTES
-    if kind == ("broadcast", "star") and not crowded and nbytes < _SHORT_BROADCAST[0]:
-        least = _SHORT_BROADCAST[1]
+    if kind in _ONE_WAY and not crowded and nbytes < _SHORT_BYTES:
+        least = _SHORT_SLICE_BYTES
     return min(max(least, nbytes // _MOST_STAGED[crowded]), STAGED_BYTES)
 
 
