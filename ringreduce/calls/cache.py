@@ -495,6 +495,8 @@ class Calls:
         if is_list and config.memory is not None:  # the arrays of a batch may be anywhere
             config = replace(config, memory=replace(config.memory, quick=False))
         slices = slice_count(schedule, nbytes, self.nodes, config)
+        if is_list and config.memory is not None and nbytes <= STAGED_BYTES:
+            slices = 1
         segment = segment_bytes(self.nodes, config)
         plan = plan_whole(schedule, self.rank, count, dtype.itemsize, slices, segment)
         return replace(plan, single_copy=is_single_copy(schedule, nbytes, config))

@@ -29,7 +29,6 @@ _SLICE_BYTES = {
     ("broadcast", "star"): (512 << 10, STAGED_BYTES),
     ("gather", "star"): (256 << 10, 1 << 20),
     ("all_gather", "direct"): (1 << 20, 1 << 20),
-    ("all_to_all", "direct"): (1 << 20, STAGED_BYTES),
 }
 """The least bytes of a staged slice.  Slices of this length stay in caches.
 
@@ -50,7 +49,7 @@ _SINGLE_COPY = {
     ("broadcast", "star"): (_NEVER, 8 << 20),
     ("gather", "star"): (16 << 20, 8 << 20),
     ("all_gather", "direct"): (8 << 20, 32 << 20),
-    ("all_to_all", "direct"): (32 << 20, 32 << 20),
+    ("all_to_all", "direct"): (16 << 20, 32 << 20),
 }
 """The least bytes that are single-copy, where they differ from `Config.single_copy_from`."""
 _QUICK = {

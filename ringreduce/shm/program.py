@@ -8,8 +8,8 @@ with messages.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -255,10 +255,12 @@ class SharedMemory:
         needed: on all ranks, since the plans of all ranks have the same counts.
         """
         moves, single_copy = plan.moves, plan.single_copy
-        if moves is None or plan.slices != 1 or single_copy != instructions.single_copy:
+        how = plan.slices, single_copy
+        if moves is None or how != (len(instructions.rounds), instructions.single_copy):
             return None
-        copies = moves.copies(0, single_copy, self._pushed(plan, single_copy))
-        most = max(copies.staged_bytes)
+        slices, pushed = range(plan.slices), self._pushed(plan, single_copy)
+        copies = [moves.copies(index, single_copy, pushed) for index in slices]
+        most = max(max(each.staged_bytes) for each in copies)
         if most > layout.MAX_STAGED_BYTES:
             return None
         program, publishes = Program(array_address(words)), most > IN_SLOT_BYTES
@@ -266,17 +268,26 @@ class SharedMemory:
             program.publishes = layout.PUBLISHES_DATA if publishes else layout.PUBLISHES_NOTHING
         program.input_bytes = plan.input_count * plan.itemsize
         program.output_bytes = plan.output_count * plan.itemsize
-        free_slot = layout.FreeSlot(address_of(program) + size_of(Program))
-        free_slot.nbytes = copies.staged_bytes[self._rank]
-        self._write_numbers(words, copies.numbers)
-        notes = (tuple(moves.notes(0)),) if self._config.log_messages else ()
+        numbers = chain.from_iterable(each.numbers for each in copies)
+        self._write_numbers(words, numbers, [each.staged_bytes[self._rank] for each in copies])
+        logs = self._config.log_messages
+        notes = tuple(tuple(moves.notes(index)) for index in slices) if logs else ()
         return instructions._replace(slot_bytes=most, publishes=publishes, notes=notes)
 
-    def _write_numbers(self, memory: Any, numbers: Sequence[tuple[int, int, int]]) -> None:
-        """Write (offset of the target, offset of the source, bytes) to all copies of a program."""
+    def _write_numbers(
+        self, memory: Any, numbers: Iterable[tuple[int, int, int]], staged_bytes: Sequence[int]
+    ) -> None:
+        """Write (offset of the target, offset of the source, bytes) to all copies of a program.
+
+        Write to the first FREE_SLOT of each slice the bytes that the rank stages.
+        """
         words, program = memory.data, Program(array_address(memory))
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
-        made = takewhile(lambda at: words[at] != layout.END, opcodes)  # lists follow the end
+        made = [*takewhile(lambda at: words[at] != layout.END, opcodes)]  # lists follow the end
+        slots = [at for at in made if words[at] == layout.FREE_SLOT]
+        firsts = slots[:: len(slots) // len(staged_bytes)]
+        for at, nbytes in zip(firsts, staged_bytes, strict=True):
+            layout.FreeSlot(array_address(memory) + at * WORD).nbytes = nbytes
         copies = (at for at in made if words[at] in (layout.COPY, layout.PUSH))
         for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
             if words[at] == layout.PUSH:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.shm import functions, segments, stores
+from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import map_files
 from ringreduce.transports import thread
 from ringreduce.transports.yielding import Yielding
@@ -214,6 +215,31 @@ def test_counts_change_from_call_to_call_if_both_ends_of_a_message_copy():
     yielding = patch.object(thread, "Yielding", lambda crowded: Yielding(crowded=False))
     with patch("ringreduce.shm.program.pushed_part", part), streamed, yielding:
         rr.spawn(program, 3, config=SINGLE_COPY, timeout_s=120)
+
+
+@pytest.mark.parametrize("pull_bytes", [1, 1 << 40], ids=["single copy", "staged"])
+def test_counts_change_from_call_to_call_in_several_slices(pull_bytes):
+    """The program is rewritten as long as there are as many slices."""
+    made, rewrite = [], SharedMemory.rewrite
+
+    def noted(*args):
+        made.append(rewrite(*args))
+        return made[-1]
+
+    def program(comm):
+        rng = np.random.default_rng(2)
+        for _ in range(5):
+            counts = rng.integers(90, 110, (comm.size, comm.size))
+            given = [np.arange(row.sum()) * (rank + 2) for rank, row in enumerate(counts)]
+            result = comm.all_to_all(given[comm.rank], counts=counts[comm.rank].tolist())
+            parts = [np.split(x, np.cumsum(row)) for x, row in zip(given, counts, strict=True)]
+            assert np.array_equal(result, np.concatenate([row[comm.rank] for row in parts]))
+
+    config = replace(SHARED, pull_bytes=pull_bytes, slice_bytes=2700)  # of 6,480 to 7,848
+    with patch.object(SharedMemory, "rewrite", noted):
+        rr.spawn(program, 3, config=config, timeout_s=120)
+    assert len(made) == 12
+    assert all(len(each.rounds) == 3 for each in made)
 
 
 @pytest.mark.slow
