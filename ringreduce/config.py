@@ -53,8 +53,8 @@ class Config:
     """Length of a slice, in bytes; every slice goes through the schedule on its own.
 
     None: 512 KiB across nodes, so that one slice crosses the network while nodes reduce others;
-    64 MiB on one node, where there is nothing to overlap; 4 MiB if copied through shared memory,
-    and 64 KiB to 4 MiB for a "star" `reduce` there, or `broadcast` if each rank has a core.
+    64 MiB on one node, where there is nothing to overlap; 64 KiB to 4 MiB if copied through shared
+    memory, so that slices stay in the caches.
     """
     segment_bytes: int | None = None
     """Longer messages are sent in segments of this size, in bytes, to be reduced in the cache.
@@ -87,11 +87,9 @@ class Config:
     """Arrays from this size on, in bytes, are read directly from the other ranks' private memory.
 
     Smaller arrays are copied in and out of shared memory.  Applies to ranks that share memory, if
-    the system lets them read each other's memory.  None: 4 MiB; 8 MiB for a "star" `gather`, and
-    with more ranks than cores; 16 MiB for a "star" `broadcast` if each rank has a core; never for a
-    `reduce` by "star" or "two_shot".  Less where the kernel copies quickly, as 128 KiB for a
-    "two_shot" `all_reduce`: see `planning.select`.  More where no rank may write another one's
-    memory: 16 MiB for a "star" `gather`; never for a "star" `broadcast` if each rank has a core.
+    the system lets them read each other's memory.  None: 4 MiB, and 8 MiB with more ranks than
+    cores; other lengths for the algorithms that "auto" takes, such as 16 and 32 MiB for an
+    all-reduce by "two_shot", and less where the kernel copies quickly: see `planning.select`.
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""
