@@ -207,11 +207,7 @@ def _known_as(name: int, rank: int) -> int:
 
 
 def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
-    actual = Claim(
-        steps=len(steps),
-        sent=sum(len(send.chunks) for step in steps for send in step.sends),
-        received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
-    )
+    actual = Claim.of(steps)
     if actual != claim:
         raise ScheduleError(
             f"rank {rank} takes {counted(actual.steps, 'step')}, sends "

@@ -7,7 +7,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.algorithms.registry import ROOTED
+from ringreduce.algorithms.definition import ROOTED
 from ringreduce.schedules.check import check
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Recv, Send, Step

@@ -656,8 +656,8 @@ MUTATIONS = [
     Mutation(
         "tree-without-sums",
         "algorithms/tree.py",
-        "recvs=tuple(Recv(child, chunks, reduce=True) for child in edge.child)",
-        "recvs=tuple(Recv(child, chunks) for child in edge.child)",
+        "recvs=tuple(Recv(child, whole, reduce=True) for child in edge.child)",
+        "recvs=tuple(Recv(child, whole) for child in edge.child)",
         "A child's data replace its parent's data.",
     ),
     # --- uneven batches ---
