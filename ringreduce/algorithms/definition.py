@@ -11,6 +11,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from ringreduce.schedules.check import check
+from ringreduce.schedules.collectives import COLLECTIVES, IN_PARTS, ROOTED, held
 from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, to_text
 
 Nodes = Sequence[Sequence[int]]
@@ -22,7 +23,6 @@ Builder = Callable[[Nodes, int], Schedule]
 Sizes = Sequence[int]
 """Part -> number of its chunks."""
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _REMEMBERED = 16
 """Proven schedules that are cached for each algorithm without a claim, by nodes and root."""
 
@@ -56,18 +56,19 @@ class Algorithm:
         """Return the number of parts among n ranks.
 
         By default one for each rank; in an all-to-all one for each ordered pair of ranks, a rank
-        with itself included; in a barrier none.
+        with itself included.
         """
         if self.parts:
             return self.parts(n)
-        return {"all_to_all": n * n, "barrier": 0}.get(self.collective, n)
+        return n * n if "its sender" in COLLECTIVES[self.collective] else n
 
     def __call__(self, nodes: Nodes, root: int) -> Schedule:
         """Return the schedule for ranks placed on `nodes`."""
         group = [rank for node in nodes for rank in node]
         parts = self.part_count(len(group))
         chunks, sizes = _chunks(self.collective, group, parts), (1,) * parts
-        before, after = _holders(self.collective, len(group), root, parts)
+        before, after = COLLECTIVES[self.collective]
+        every = len(group), root, tuple(range(parts))
         place = (group.index(root),) if self.collective in ROOTED else ()
         return Schedule(
             collective=self.collective,
@@ -75,8 +76,8 @@ class Algorithm:
             size=len(group),
             weights=sizes,
             steps=lambda rank: self.steps(group, group.index(rank), *place, chunks),
-            holds_before=before,
-            holds_after=after,
+            holds_before=lambda rank: held(before, rank, *every),
+            holds_after=lambda rank: held(after, rank, *every),
             claim=lambda rank: self.claim(group, group.index(rank), *place, sizes),
         )
 
@@ -132,41 +133,10 @@ def one(n: int) -> int:
     return 1
 
 
-# --- chunks and their holders ---------------------------------------------------------------------
-
-
 def _chunks(collective: str, group: Sequence[int], parts: int) -> list[Chunks]:
     """Return one chunk for each part; a part that belongs to a place has its rank's chunk."""
-    if collective in ("all_reduce", "broadcast", "reduce", "barrier"):
+    if collective not in IN_PARTS:
         return [(i,) for i in range(parts)]
-    if collective == "all_to_all":
+    if "its sender" in COLLECTIVES[collective]:
         return [(sender * len(group) + receiver,) for sender in group for receiver in group]
     return [(rank,) for rank in group]
-
-
-def _holders(
-    collective: str, n: int, root: int, parts: int
-) -> tuple[Callable[[int], Chunks], Callable[[int], Chunks]]:
-    """Return the functions rank -> chunks that it holds before, and after, the collective."""
-    every = tuple(range(parts))
-
-    def all_of_them(rank: int) -> Chunks:
-        return every
-
-    def its_own(rank: int) -> Chunks:
-        return (rank,)
-
-    def at_the_root(rank: int) -> Chunks:
-        return every if rank == root else ()
-
-    return {
-        "all_reduce": (all_of_them, all_of_them),
-        "reduce_scatter": (all_of_them, its_own),
-        "all_gather": (its_own, all_of_them),
-        "broadcast": (at_the_root, all_of_them),
-        "reduce": (all_of_them, at_the_root),
-        "gather": (its_own, at_the_root),
-        "scatter": (at_the_root, its_own),
-        "all_to_all": (lambda rank: every[rank * n : (rank + 1) * n], lambda rank: every[rank::n]),
-        "barrier": (all_of_them, all_of_them),
-    }[collective]

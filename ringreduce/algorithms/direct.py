@@ -120,7 +120,7 @@ def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[C
     yield from star_gather.steps(group, me, root, parts)
 
 
-@algorithm("barrier", "direct", barrier_claim)
+@algorithm("barrier", "direct", barrier_claim, lambda n: 0)
 def direct_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send every rank an empty message, and wait for one of each.  One step; n-1 messages."""
     yield from direct_all_gather.steps(group, me, [()] * len(group))

@@ -16,7 +16,7 @@ def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
     return Claim(ceil_log2(len(group)), sent=0, received=0)
 
 
-@algorithm("barrier", "dissemination", barrier_claim)
+@algorithm("barrier", "dissemination", barrier_claim, lambda n: 0)
 def dissemination_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k send an empty message to the rank 2^k places on.
 

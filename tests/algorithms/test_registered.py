@@ -7,8 +7,8 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.algorithms.definition import ROOTED
 from ringreduce.schedules.check import check
+from ringreduce.schedules.collectives import ROOTED
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.support.strategies import block_layout
