@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringreduce import pipeline, train
-    from ringreduce.algorithms import register_algorithm
+    from ringreduce.algorithms.register import register_algorithm
     from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
     from ringreduce.calls.queue import Work, wait_any
@@ -80,7 +80,7 @@ _MODULES = {
     "elastic": "recovery.elastic",
     "init": "bootstrap",
     "is_elastic": "recovery.elastic",
-    "register_algorithm": "algorithms",
+    "register_algorithm": "algorithms.register",
     "span": "trace",
     "spawn": "bootstrap",
     "wait_any": "calls.queue",

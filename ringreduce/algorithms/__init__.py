@@ -7,20 +7,19 @@ table, and says what an algorithm is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
-from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes, algorithm
+from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes
 from ringreduce.algorithms.hierarchical import IN_NODE, hierarchical
 from ringreduce.algorithms.star import star_of
-from ringreduce.errors import ScheduleError, did_you_mean, shown, unknown
+from ringreduce.errors import did_you_mean
 from ringreduce.schedules.collectives import COLLECTIVES
-from ringreduce.schedules.schedule import Schedule, Step, Steps
+from ringreduce.schedules.schedule import Schedule
 
-for _file in iter_modules(__path__):
-    import_module(f"{__name__}.{_file.name}")
+_FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+"""The files of this package, which register their algorithms."""
 
 _PREFERRED = {
     "all_reduce": (
@@ -85,71 +84,6 @@ def parse(collective: str, algorithm: str) -> Builder:
     raise ValueError(f"{collective}: {_what_is_wrong(collective, algorithm)}")
 
 
-def register_algorithm(
-    name: str,
-    steps: Callable[..., Iterable[Step]],
-    *,
-    collective: str = "all_reduce",
-    chunks: Callable[[int], int] | None = None,
-) -> None:
-    """Make your own schedule available as ``algorithm=name``.  Register the same on every rank.
-
-    The schedule is proven when it is first built for a number of ranks: a wrong schedule raises
-    ScheduleError on every rank, and nothing is sent.  A later registration under the same name
-    replaces the earlier one.
-
-    Args:
-        name: an identifier that no algorithm of this collective has.
-        steps: ``steps(size, rank)`` yields the steps of `rank`; for broadcast, reduce, gather and
-            scatter the call is ``steps(size, rank, root)``.
-        collective: the collective that the schedule carries out.
-        chunks: ``chunks(size)`` is the number of equal chunks that all_reduce, broadcast or reduce
-            divides the array into; by default one for each rank.  In the other collectives chunk i
-            belongs to rank i, and in all_to_all chunk ``i * size + j`` goes from rank i to rank j.
-
-    Raises:
-        ValueError: the name is taken or is no identifier, or the collective is unknown.
-        TypeError: `steps` or `chunks` is no function.
-
-    Example:
-        >>> from ringreduce.schedules.schedule import Recv, Send, Step
-        >>> def hub(size, rank):
-        ...     others = range(1, size)
-        ...     if rank == 0:
-        ...         yield Step(recvs=tuple(Recv(peer, (0,), reduce=True) for peer in others))
-        ...         yield Step(sends=tuple(Send(peer, (0,)) for peer in others))
-        ...     else:
-        ...         yield Step(sends=(Send(0, (0,)),))
-        ...         yield Step(recvs=(Recv(0, (0,)),))
-        >>> rr.register_algorithm("hub", hub, chunks=lambda size: 1)
-        >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank, algorithm="hub").item(), 3)
-        [3, 3, 3]
-    """
-    known = [each for each in COLLECTIVES if each != "barrier"]
-    if collective not in known:
-        raise ValueError(f"register_algorithm: {unknown('collective', collective, known)}")
-    if not (isinstance(name, str) and name.isidentifier()):
-        raise ValueError(
-            f"register_algorithm: name is {name!r}; "
-            "choose letters, digits and _, with no digit first"
-        )
-    if name in ALGORITHMS[collective] or name == "auto":
-        raise ValueError(
-            f"register_algorithm: {name!r} is taken by the library; choose another name"
-        )
-    functions = {"steps": steps} if chunks is None else {"steps": steps, "chunks": chunks}
-    for what, function in functions.items():
-        if not callable(function):
-            kind = type(function).__name__
-            raise TypeError(f"register_algorithm: {what} is {kind}; pass a function")
-
-    @algorithm(collective, name, None, chunks)
-    def in_group(group: Sequence[int], me: int, *given: Any) -> Steps:
-        *root, _ = given  # without the chunks, which have the same numbers in every group
-        made = steps(len(group), group[me], *(group[place] for place in root))
-        return _checked(f"{collective} {name}", made)
-
-
 def _flat(name: str) -> Algorithm | None:
     """Return the all-reduce of this name for the ranks of any group, ``star(k)`` included."""
     star = re.fullmatch(r"star\(([1-9][0-9]*)\)", name)
@@ -179,13 +113,3 @@ def _what_is_wrong(collective: str, algorithm: str) -> str:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def _checked(where: str, steps: object) -> Steps:
-    """Yield the steps of a rank.  Raises ScheduleError if they are anything else."""
-    if not isinstance(steps, Iterable):
-        raise ScheduleError(f"{where}: steps returned {shown(steps)}; yield a Step for each step")
-    for step in steps:
-        if not isinstance(step, Step):
-            raise ScheduleError(f"{where}: steps yielded {shown(step)}; yield a Step for each step")
-        yield step

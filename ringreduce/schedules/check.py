@@ -111,7 +111,7 @@ def _check_collective(schedule: Schedule) -> None:
     Else a schedule in which no rank holds anything would pass.
     """
     size, chunks = schedule.size, range(len(schedule.weights))
-    before, after = COLLECTIVES[schedule.collective]
+    before, after = COLLECTIVES.get(schedule.collective, ("", ""))
     for when, holds, holder in (
         ("before", schedule.holds_before, before),
         ("after", schedule.holds_after, after),
@@ -121,7 +121,7 @@ def _check_collective(schedule: Schedule) -> None:
             raise ScheduleError(f"{chunks_text(unknown)} held {when}, of {len(chunks)}")
         who, wanted = ("every rank", size) if holder == "every rank" else ("one rank", 1)
         for chunk in chunks:
-            if holders[chunk] != wanted:
+            if holder and holders[chunk] != wanted:
                 raise ScheduleError(
                     f"chunk {chunk} is held {when} by {holders[chunk]} of "
                     f"{counted(size, 'rank')}; {schedule.collective} wants it held by {who}"
