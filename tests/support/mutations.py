@@ -332,8 +332,8 @@ MUTATIONS = [
     Mutation(
         "wire-not-signed",
         "calls/cache.py",
-        'return {} if wire is None else {"wire": repr(wire)}',
-        "return {}",
+        'if value is not None and name != "algorithm"',
+        'if value is not None and name not in ("algorithm", "wire")',
         "Ranks that send other dtypes get no error.",
     ),
     Mutation(
