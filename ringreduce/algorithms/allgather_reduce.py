@@ -10,15 +10,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ringreduce.algorithms.bruck import bruck_all_gather
-from ringreduce.schedules.schedule import Chunks, Steps, copy_of
+from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.algorithms.non_power_of_two import ceil_log2
+from ringreduce.schedules.schedule import Chunks, Claim, Steps, copy_of, joined
 
 
-def allgather_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    moved = (len(group) - 1) * sum(sizes)
+    return Claim(ceil_log2(len(group)), moved, moved)
+
+
+@algorithm("all_reduce", "allgather_reduce", all_reduce_claim, one)
+def allgather_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Run Bruck's all-gather of every rank's copy of `chunks`, and fold all copies at its end.
 
     ceil(log2 n) steps; each rank sends the data n-1 times and folds n values at once.
     """
-    copies = [tuple(copy_of(chunk, rank) for chunk in chunks) for rank in group]
-    steps = list(bruck_all_gather(group, me, copies))
+    whole = joined(chunks)
+    copies = [tuple(copy_of(chunk, rank) for chunk in whole) for rank in group]
+    steps = list(bruck_all_gather.steps(group, me, copies))
     yield from steps[:-1]
-    yield from (replace(last, folds=chunks) for last in steps[-1:])
+    yield from (replace(last, folds=whole) for last in steps[-1:])

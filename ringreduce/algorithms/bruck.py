@@ -8,9 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.non_power_of_two import ceil_log2
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
+def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    return Claim(ceil_log2(len(group)), others, others)
+
+
+def all_to_all_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    hops = sum(way.bit_count() for way in range(len(group)))
+    return Claim(ceil_log2(len(group)), hops, hops)
+
+
+@algorithm("all_gather", "bruck", all_gather_claim)
 def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k send to the rank 2^k places to the left all parts that are new to it.
 
@@ -27,6 +40,7 @@ def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) ->
         distance *= 2
 
 
+@algorithm("all_to_all", "bruck", all_to_all_claim)
 def bruck_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j by hops: in step k, of 2^k places.
 

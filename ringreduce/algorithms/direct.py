@@ -12,23 +12,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ringreduce.algorithms.definition import Sizes, algorithm, one
 from ringreduce.algorithms.star import star_gather
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
-def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+def one_shot_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    others, total = len(group) - 1, sum(sizes)
+    return Claim(int(others > 0), others * total, others * total)
+
+
+def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    return Claim(int(others > 0), sent=sum(sizes) - sizes[me], received=others * sizes[me])
+
+
+def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return reduce_scatter_claim(group, me, sizes).backwards()
+
+
+def two_shot_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return reduce_scatter_claim(group, me, sizes) + all_gather_claim(group, me, sizes)
+
+
+def two_shot_reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    n = len(group)
+    each, of_root = (2, 3) if n == 2 else (1, 1)
+    if me == root:
+        return Claim(2 * (n > 1), each * (n - 1), (of_root + each) * (n - 1))
+    return Claim(2, of_root + each * (n - 2) + each, each * (n - 1))
+
+
+def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return Claim(int(len(group) > 1), sent=0, received=0)
+
+
+def all_to_all_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    return Claim(int(others > 0), others, others)
+
+
+def pairwise_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    return Claim(others, others, others)
+
+
+@algorithm("all_reduce", "one_shot", one_shot_claim, one)
+def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all data to every rank, and fold the received values in rank order.
 
     One step; each rank sends the data n-1 times and folds n values at once.
     """
-    others = [group[i] for i in _others(group, me)]
+    others, whole = [group[i] for i in _others(group, me)], joined(chunks)
     if others:
         yield Step(
-            sends=tuple(Send(peer, chunks) for peer in others),
-            recvs=tuple(Recv(peer, chunks, reduce=True) for peer in others),
+            sends=tuple(Send(peer, whole) for peer in others),
+            recvs=tuple(Recv(peer, whole, reduce=True) for peer in others),
         )
 
 
+@algorithm("reduce_scatter", "direct", reduce_scatter_claim)
 def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send each rank its part; ``group[me]`` folds all n values of ``chunks[me]`` at once.
 
@@ -42,6 +85,7 @@ def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks
         )
 
 
+@algorithm("all_gather", "direct", all_gather_claim)
 def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send the own part to every rank.  One step; each rank receives (n-1)/n of the data."""
     others = _others(group, me)
@@ -52,15 +96,17 @@ def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -
         )
 
 
+@algorithm("all_reduce", "two_shot", two_shot_claim)
 def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Direct reduce-scatter, then direct all-gather.
 
     Two steps; each rank sends 2(n-1)/n of the data, the least that any algorithm can.
     """
-    yield from direct_reduce_scatter(group, me, chunks)
-    yield from direct_all_gather(group, me, chunks)
+    yield from direct_reduce_scatter.steps(group, me, chunks)
+    yield from direct_all_gather.steps(group, me, chunks)
 
 
+@algorithm("reduce", "two_shot", two_shot_reduce_claim, lambda n: 5 if n == 2 else n)
 def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Direct reduce-scatter, then a gather of the parts at the root.
 
@@ -70,15 +116,17 @@ def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[C
     each = 2 if len(group) == 2 else 1
     parts = [joined(chunks[i : i + each]) for i in range(0, each * (len(group) - 1), each)]
     parts.insert(root, joined(chunks[each * (len(group) - 1) :]))
-    yield from direct_reduce_scatter(group, me, parts)
-    yield from star_gather(group, me, root, parts)
+    yield from direct_reduce_scatter.steps(group, me, parts)
+    yield from star_gather.steps(group, me, root, parts)
 
 
-def direct_barrier(group: Sequence[int], me: int) -> Steps:
+@algorithm("barrier", "direct", barrier_claim, lambda n: 0)
+def direct_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send every rank an empty message, and wait for one of each.  One step; n-1 messages."""
-    yield from direct_all_gather(group, me, [()] * len(group))
+    yield from direct_all_gather.steps(group, me, [()] * len(group))
 
 
+@algorithm("all_to_all", "direct", all_to_all_claim)
 def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j, all at once.
 
@@ -93,6 +141,7 @@ def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -
         )
 
 
+@algorithm("all_to_all", "pairwise", pairwise_claim)
 def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j, one message each way at a time.
 

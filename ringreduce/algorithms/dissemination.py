@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedules.schedule import Recv, Send, Step, Steps
+from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.non_power_of_two import ceil_log2
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps
 
 
-def dissemination_barrier(group: Sequence[int], me: int) -> Steps:
+def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return Claim(ceil_log2(len(group)), sent=0, received=0)
+
+
+@algorithm("barrier", "dissemination", barrier_claim, lambda n: 0)
+def dissemination_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k send an empty message to the rank 2^k places on.
 
     The message tells that its sender, and all ranks that it has heard from, are in the barrier.

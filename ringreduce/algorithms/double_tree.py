@@ -18,9 +18,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
+from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.non_power_of_two import floor_log2
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, in_parallel
 
 
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    n = len(group)
+    edges = sum(_child_count(n, number) + _has_parent(n, number) for number in _numbers(n, me))
+    return Claim(2 * floor_log2(n), edges, edges)
+
+
+def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    steps = 1 + floor_log2(others) if others else 0
+    if me == root:
+        return Claim(steps, sent=2 if others else 0, received=0)
+    numbers = _numbers(others, (me - root) % len(group) - 1)
+    return Claim(steps, sent=sum(_child_count(others, number) for number in numbers), received=2)
+
+
+def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return broadcast_claim(group, me, root, sizes).backwards()
+
+
+def _numbers(n: int, place: int) -> tuple[int, int]:
+    """Return a place's numbers in the two trees of n ranks; numbers begin with 1."""
+    return place + 1, place or n
+
+
+def _child_count(n: int, number: int) -> int:
+    """Odd numbers are leaves; even numbers have two children, but n itself only one."""
+    return 0 if number % 2 else 1 + (number < n)
+
+
+def _has_parent(n: int, number: int) -> bool:
+    return number != 1 << floor_log2(n)
+
+
+def two(n: int) -> int:
+    """Return two parts, one for each tree."""
+    return 2
+
+
+@algorithm("all_reduce", "double_tree", all_reduce_claim, two)
 def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce each half up its tree to the root, then broadcast the sum down the same tree.
 
@@ -33,6 +74,7 @@ def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunk
     )
 
 
+@algorithm("broadcast", "double_tree", broadcast_claim, two)
 def double_tree_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
@@ -45,6 +87,7 @@ def double_tree_broadcast(
     yield from in_parallel(*(_down(tree, group[me], half) for tree, half in halves))
 
 
+@algorithm("reduce", "double_tree", reduce_claim, two)
 def double_tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `double_tree_broadcast` backwards: a rank adds its own value and its two children's.
 

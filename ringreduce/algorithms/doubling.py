@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.non_power_of_two import in_pairs
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.algorithms.non_power_of_two import floor_log2, in_pairs, in_pairs_claim
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
-def doubling_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    steps, total = floor_log2(len(group)), sum(sizes)
+    place = sorted(group).index(group[me])
+    return in_pairs_claim(len(group), place, total, Claim(steps, steps * total, steps * total))
+
+
+@algorithm("all_reduce", "doubling", all_reduce_claim, one)
+def doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k exchange sums with the rank whose place differs in bit k alone, and add.
 
     log2 p steps, where p is the largest power of two that is at most n, and two more if p is not n
@@ -20,16 +28,14 @@ def doubling_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
     places in ascending order: then the ranks of one partner's sum are all below those of the
     other's, and both partners add in the same order.
     """
-    ascending = sorted(group)
+    ascending, whole = sorted(group), joined(chunks)
 
     def core(ranks: Sequence[int], place: int) -> Steps:
         distance = 1
         while distance < len(ranks):
             partner = ranks[place ^ distance]
-            yield Step((Send(partner, chunks),), (Recv(partner, chunks, reduce=True),))
+            yield Step((Send(partner, whole),), (Recv(partner, whole, reduce=True),))
             distance *= 2
 
     me = ascending.index(group[me])
-    yield from in_pairs(
-        ascending, me, core, lambda i: chunks, lambda i: chunks, reduce=(True, False)
-    )
+    yield from in_pairs(ascending, me, core, lambda i: whole, lambda i: whole, reduce=(True, False))

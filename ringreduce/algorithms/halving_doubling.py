@@ -11,10 +11,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.non_power_of_two import Member, in_pairs, teams
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.non_power_of_two import (
+    Member,
+    extra_steps,
+    floor_log2,
+    in_pairs,
+    in_pairs_claim,
+    teams,
+)
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
+def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    """Before step k a team holds one aligned block of the parts of 2^k teams, and sends it."""
+    all_teams, total = teams(range(len(group))), sum(sizes)
+    team = next(i for i, places in enumerate(all_teams) if me in places)
+    first, last = all_teams[team][0], all_teams[team][-1]
+    steps = floor_log2(len(group)) + extra_steps(len(group))
+    to_first = 0 if first == last else total - sizes[first]
+    if me != last:
+        return Claim(steps, sent=sizes[first], received=to_first)
+    starts = [(team >> k << k, 1 << k) for k in range(floor_log2(len(all_teams)))]
+    blocks = [all_teams[at : at + length] for at, length in starts]
+    sent = sum(sizes[place] for block in blocks for places in block for place in places)
+    return Claim(steps, sent + to_first, received=total - sizes[last])
+
+
+def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return all_gather_claim(group, me, sizes).backwards()
+
+
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    n, moved = len(group), 2 * (len(sizes) - 1)
+    return in_pairs_claim(n, me, sum(sizes), Claim(2 * floor_log2(n), moved, moved))
+
+
+@algorithm("reduce_scatter", "halving_doubling", reduce_scatter_claim)
 def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Recursive halving: send half of the remaining parts, summing; end owning ``chunks[me]``.
 
@@ -33,6 +66,7 @@ def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunk
     )
 
 
+@algorithm("all_gather", "halving_doubling", all_gather_claim)
 def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Recursive doubling: exchange all parts held with a partner, in each step twice as many.
 
@@ -51,6 +85,7 @@ def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks])
     )
 
 
+@algorithm("all_reduce", "halving_doubling", all_reduce_claim, lambda n: 1 << floor_log2(n))
 def halving_doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Halve down to one of the p parts ``chunks`` for each rank, then double to the whole again.
 

@@ -8,17 +8,22 @@ a reduce-scatter and an all-gather for the node, an all-reduce for the rails.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import lcm
 
-from ringreduce.schedules.schedule import Chunks, Steps, in_parallel, joined
+from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes
+from ringreduce.algorithms.direct import direct_all_gather, direct_reduce_scatter
+from ringreduce.algorithms.halving_doubling import doubling_all_gather, halving_reduce_scatter
+from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, in_parallel, joined
 
-Nodes = Sequence[Sequence[int]]
-"""The ranks of each node, in order."""
-
-GroupSteps = Callable[[Sequence[int], int, Sequence[Chunks]], Steps]
-"""(group, me, chunks) -> the steps of ``group[me]``; ``chunks[i]`` are the chunks of part i."""
+IN_NODE = {
+    "ring": (ring_reduce_scatter, ring_all_gather),
+    "halving_doubling": (halving_reduce_scatter, doubling_all_gather),
+    "two_shot": (direct_reduce_scatter, direct_all_gather),
+}
+"""All-reduce -> the reduce-scatter and the all-gather that it consists of."""
 
 
 def cut_points(nodes: Nodes) -> list[int]:
@@ -42,9 +47,9 @@ def hierarchical_all_reduce(
     nodes: Nodes,
     rank: int,
     shards: Sequence[Sequence[Chunks]],
-    reduce_scatter: GroupSteps,
-    all_reduce: GroupSteps,
-    all_gather: GroupSteps,
+    reduce_scatter: Algorithm,
+    all_reduce: Algorithm,
+    all_gather: Algorithm,
 ) -> Steps:
     """Run `reduce_scatter` in the node, `all_reduce` along each rail, `all_gather` in the node.
 
@@ -59,15 +64,15 @@ def hierarchical_all_reduce(
     owned = [owned_shards(cuts, len(node), local) for local in range(len(node))]
     chunks = [joined(part for shard in mine for part in shards[shard]) for mine in owned]
 
-    yield from reduce_scatter(node, me, chunks)
+    yield from reduce_scatter.steps(node, me, chunks)
     yield from in_parallel(
         *(
-            all_reduce(rail, here, shards[shard])
+            all_reduce.steps(rail, here, shards[shard])
             for shard, rail in rails(nodes)
             if rail[here] == rank
         )
     )
-    yield from all_gather(node, me, chunks)
+    yield from all_gather.steps(node, me, chunks)
 
 
 def rails(nodes: Nodes) -> list[tuple[int, list[int]]]:
@@ -79,3 +84,56 @@ def rails(nodes: Nodes) -> list[tuple[int, list[int]]]:
             for shard in owned_shards(cuts, len(node), local_rank):
                 owners[shard].append(rank)
     return list(enumerate(owners))
+
+
+def all_reduce_claim(
+    nodes: Nodes,
+    rank: int,
+    parts: int,
+    reduce_scatter: Algorithm,
+    all_reduce: Algorithm,
+    all_gather: Algorithm,
+) -> Claim:
+    """Add the claims of the phases.  In the node every shard is `parts` chunks."""
+    here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
+    me, cuts = list(node).index(rank), cut_points(nodes)
+    sizes = [len(owned_shards(cuts, len(node), local)) * parts for local in range(len(node))]
+    along_rails = [
+        all_reduce.claim(rail, here, (1,) * parts) for _, rail in rails(nodes) if rail[here] == rank
+    ]
+    crossing = Claim(
+        along_rails[0].steps,
+        sent=sum(claim.sent for claim in along_rails),
+        received=sum(claim.received for claim in along_rails),
+    )
+    return reduce_scatter.claim(node, me, sizes) + crossing + all_gather.claim(node, me, sizes)
+
+
+def hierarchical(name: str, in_node: str, all_reduce: Algorithm) -> Builder:
+    """Return the builder of an all-reduce: `in_node` in the node, `all_reduce` along the rails.
+
+    Every shard is divided into the number of parts that `all_reduce` requires.
+    """
+    reduce_scatter, all_gather = IN_NODE[in_node]
+    phases = reduce_scatter, all_reduce, all_gather
+
+    def build_hierarchical(nodes: Nodes, root: int) -> Schedule:
+        parts, cuts = all_reduce.part_count(len(nodes)), cut_points(nodes)
+        lengths = [high - low for low, high in pairwise(cuts)]
+        shards = [[(shard * parts + i,) for i in range(parts)] for shard in range(len(lengths))]
+        every = tuple(range(len(lengths) * parts))
+        return Schedule(
+            collective="all_reduce",
+            algorithm=name,
+            size=sum(map(len, nodes)),
+            weights=tuple(length for length in lengths for _ in range(parts)),
+            steps=lambda rank: hierarchical_all_reduce(nodes, rank, shards, *phases),
+            holds_before=lambda rank: every,
+            holds_after=lambda rank: every,
+            claim=lambda rank: all_reduce_claim(nodes, rank, parts, *phases),
+        )
+
+    return build_hierarchical
+
+
+REGISTERED["all_reduce", "hierarchical"] = hierarchical("hierarchical", "ring", ring_all_reduce)

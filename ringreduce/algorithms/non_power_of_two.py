@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps
 
 Member = TypeVar("Member")
+
+
+def floor_log2(n: int) -> int:
+    """Return log2 of the largest power of two that is at most n; n is at least 1."""
+    return n.bit_length() - 1
+
+
+def ceil_log2(n: int) -> int:
+    """Return log2 of the smallest power of two that is at least n; n is at least 1."""
+    return (n - 1).bit_length()
 
 
 def teams(members: Sequence[Member]) -> list[Sequence[Member]]:
@@ -21,7 +31,7 @@ def teams(members: Sequence[Member]) -> list[Sequence[Member]]:
     [[0, 1], [2, 3], [4, 5], [6]]
     """
     n = len(members)
-    pairs = n - (1 << n.bit_length() - 1)
+    pairs = n - (1 << floor_log2(n))
     return [members[i : i + 2] for i in range(0, 2 * pairs, 2)] + [
         members[i : i + 1] for i in range(2 * pairs, n)
     ]
@@ -51,6 +61,19 @@ def in_pairs(
     yield from acting if me == last else (Step() for _ in acting)
     if len(all_teams) < len(group):
         yield _transfer(group, me, last, first, gets_back(first), reduce[1])
+
+
+def extra_steps(n: int) -> int:
+    """Return the steps of `in_pairs` besides those of the core."""
+    return 0 if n == 1 << floor_log2(n) else 2
+
+
+def in_pairs_claim(n: int, me: int, total: int, core: Claim) -> Claim:
+    """Return the claim if a pair's first rank hands over all `total` chunks and gets all back."""
+    steps, paired = core.steps + extra_steps(n), me < 2 * (n - (1 << floor_log2(n)))
+    if paired and me % 2 == 0:
+        return Claim(steps, total, total)
+    return Claim(steps, core.sent + paired * total, core.received + paired * total)
 
 
 def _transfer(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from ringreduce.algorithms import ALGORITHMS
-from ringreduce.algorithms.registry import OwnSteps, remember
-from ringreduce.errors import unknown
+from ringreduce.algorithms.definition import algorithm
+from ringreduce.errors import ScheduleError, shown, unknown
+from ringreduce.schedules.collectives import COLLECTIVES
+from ringreduce.schedules.schedule import Step, Steps
 
 
 def register_algorithm(
     name: str,
-    steps: OwnSteps,
+    steps: Callable[..., Iterable[Step]],
     *,
     collective: str = "all_reduce",
     chunks: Callable[[int], int] | None = None,
@@ -49,7 +51,9 @@ def register_algorithm(
         >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank, algorithm="hub").item(), 3)
         [3, 3, 3]
     """
-    known = [each for each in ALGORITHMS if each != "barrier"]
+    from ringreduce.algorithms import ALGORITHMS  # imports this file
+
+    known = [each for each in COLLECTIVES if each != "barrier"]
     if collective not in known:
         raise ValueError(f"register_algorithm: {unknown('collective', collective, known)}")
     if not (isinstance(name, str) and name.isidentifier()):
@@ -66,4 +70,19 @@ def register_algorithm(
         if not callable(function):
             kind = type(function).__name__
             raise TypeError(f"register_algorithm: {what} is {kind}; pass a function")
-    remember(collective, name, steps, chunks)
+
+    @algorithm(collective, name, None, chunks)
+    def in_group(group: Sequence[int], me: int, *given: Any) -> Steps:
+        *root, _ = given  # without the chunks, which have the same numbers in every group
+        made = steps(len(group), group[me], *(group[place] for place in root))
+        return _checked(f"{collective} {name}", made)
+
+
+def _checked(where: str, steps: object) -> Steps:
+    """Yield the steps of a rank.  Raises ScheduleError if they are anything else."""
+    if not isinstance(steps, Iterable):
+        raise ScheduleError(f"{where}: steps returned {shown(steps)}; yield a Step for each step")
+    for step in steps:
+        if not isinstance(step, Step):
+            raise ScheduleError(f"{where}: steps yielded {shown(step)}; yield a Step for each step")
+        yield step

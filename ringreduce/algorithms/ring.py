@@ -11,9 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps
+from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
+def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    total = sum(sizes)
+    return Claim(len(group) - 1, sent=total - sizes[me], received=total - sizes[me - 1])
+
+
+def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    total, right = sum(sizes), (me + 1) % len(group)
+    return Claim(len(group) - 1, sent=total - sizes[right], received=total - sizes[me])
+
+
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return reduce_scatter_claim(group, me, sizes) + all_gather_claim(group, me, sizes)
+
+
+def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    last = (root - 1) % len(group)
+    return Claim(len(group) - 1, sent=int(me != last), received=int(me != root))
+
+
+def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return broadcast_claim(group, me, root, sizes).backwards()
+
+
+@algorithm("reduce_scatter", "ring", reduce_scatter_claim)
 def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send each part once round the ring, summing; ``ring[me]`` ends owning ``chunks[me]``.
 
@@ -29,6 +54,7 @@ def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) 
         )
 
 
+@algorithm("all_gather", "ring", all_gather_claim)
 def ring_all_gather(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Pass each part once round the ring, starting at its owner; every rank ends with all.
 
@@ -44,42 +70,43 @@ def ring_all_gather(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> S
         )
 
 
+@algorithm("all_reduce", "ring", all_reduce_claim)
 def ring_all_reduce(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce-scatter ("scatter-reduce"), then all-gather, both round the same ring.
 
     2(n-1) steps; each rank sends 2(n-1)/n of the data, the least that any algorithm can.
     """
-    yield from ring_reduce_scatter(ring, me, chunks)
-    yield from ring_all_gather(ring, me, chunks)
+    yield from ring_reduce_scatter.steps(ring, me, chunks)
+    yield from ring_all_gather.steps(ring, me, chunks)
 
 
-def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+@algorithm("broadcast", "ring", broadcast_claim, one)
+def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Pass all chunks from neighbour to neighbour, starting at place `root`.
 
     n-1 steps, of which a rank takes part in at most two; the last rank only receives.  Executed in
     slices it is a pipeline: the root sends its data once, for any number of ranks.
     """
-    n = len(ring)
+    n, whole = len(ring), joined(chunks)
     place = (me - root) % n
     for step in range(n - 1):
         yield Step(
-            sends=(Send(ring[(me + 1) % n], chunks),) if step == place else (),
-            recvs=(Recv(ring[me - 1], chunks),) if step == place - 1 else (),
+            sends=(Send(ring[(me + 1) % n], whole),) if step == place else (),
+            recvs=(Recv(ring[me - 1], whole),) if step == place - 1 else (),
         )
 
 
-def ring_reduce(ring: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+@algorithm("reduce", "ring", reduce_claim, one)
+def ring_reduce(ring: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `ring_broadcast` backwards: each rank adds its value and passes the sum on to `root`.
 
     n-1 steps, of which a rank takes part in at most two; the farthest only sends.  Executed in
     slices it is a pipeline as well.
     """
-    n = len(ring)
+    n, whole = len(ring), joined(chunks)
     hops = (me - root) % n
     for step in range(n - 1):
         yield Step(
-            sends=(Send(ring[me - 1], chunks),) if step == n - 1 - hops else (),
-            recvs=(Recv(ring[(me + 1) % n], reduce=True, chunks=chunks),)
-            if step == n - 2 - hops
-            else (),
+            sends=(Send(ring[me - 1], whole),) if step == n - 1 - hops else (),
+            recvs=(Recv(ring[(me + 1) % n], whole, True),) if step == n - 2 - hops else (),
         )

@@ -14,11 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ringreduce.algorithms.definition import Sizes, algorithm
 from ringreduce.algorithms.ring import ring_all_gather, ring_reduce_scatter
 from ringreduce.algorithms.star import star_gather, star_scatter
-from ringreduce.schedules.schedule import Chunks, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Claim, Step, Steps
 
 
+def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    others = len(group) - 1
+    if me == root:
+        return Claim(others, sent=others, received=0)
+    return Claim(others, sent=others - 1, received=others)
+
+
+def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return broadcast_claim(group, me, root, sizes).backwards()
+
+
+def each_other(n: int) -> int:
+    """Return one part for each rank but the root, at least one."""
+    return max(1, n - 1)
+
+
+@algorithm("broadcast", "scatter_all_gather", broadcast_claim, each_other)
 def scatter_all_gather_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
@@ -27,13 +45,14 @@ def scatter_all_gather_broadcast(
     n-1 steps; the root sends the data once, and the others receive the data once.
     """
     ranks, place = [*group[root:], *group[:root]], (me - root) % len(group)
-    yield from star_scatter(ranks, place, 0, [(), *chunks])
+    yield from star_scatter.steps(ranks, place, 0, [(), *chunks])
     if place:
-        yield from ring_all_gather(ranks[1:], place - 1, chunks)
+        yield from ring_all_gather.steps(ranks[1:], place - 1, chunks)
     else:
         yield from (Step() for _ in ranks[2:])
 
 
+@algorithm("reduce", "reduce_scatter_gather", reduce_claim, each_other)
 def reduce_scatter_gather_reduce(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
@@ -43,7 +62,7 @@ def reduce_scatter_gather_reduce(
     """
     ranks, place = [*group[root:], *group[:root]], (me - root) % len(group)
     if place:
-        yield from ring_reduce_scatter(ranks[1:], place - 1, chunks)
+        yield from ring_reduce_scatter.steps(ranks[1:], place - 1, chunks)
     else:
         yield from (Step() for _ in ranks[2:])
-    yield from star_gather(ranks, place, 0, [(), *chunks], reduce=True)
+    yield from star_gather.steps(ranks, place, 0, [(), *chunks], reduce=True)

@@ -10,11 +10,39 @@ server's link carries every rank's data.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, in_parallel
+from ringreduce.algorithms.definition import Algorithm, Sizes, algorithm, one
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    in_parallel,
+    joined,
+)
 
 
+def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    n = len(group)
+    return Claim(int(n > 1), sent=n - 1 if me == root else 0, received=int(me != root))
+
+
+def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return broadcast_claim(group, me, root, sizes).backwards()
+
+
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    n, servers = len(group), len(sizes)
+    serves = me in (server * n // servers for server in range(servers))
+    moved = servers - serves + serves * (n - 1)
+    return Claim(2 * (n > 1), moved, moved)
+
+
+@algorithm("scatter", "star", broadcast_claim)
 def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send ``chunks[i]`` from the root to each place i.
 
@@ -27,6 +55,7 @@ def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
         yield Step(recvs=(Recv(group[root], chunks[me]),))
 
 
+@algorithm("gather", "star", reduce_claim)
 def star_gather(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks], reduce: bool = False
 ) -> Steps:
@@ -41,19 +70,22 @@ def star_gather(
         yield Step(sends=(Send(group[root], chunks[me]),))
 
 
-def star_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+@algorithm("broadcast", "star", broadcast_claim, one)
+def star_broadcast(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks from the root to every rank.  One step; it sends the data n-1 times."""
-    yield from star_scatter(group, me, root, [chunks] * len(group))
+    yield from star_scatter.steps(group, me, root, [joined(chunks)] * len(group))
 
 
-def star_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+@algorithm("reduce", "star", reduce_claim, one)
+def star_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks from every rank to the root, which folds n values at once.
 
     One step; the root receives the data n-1 times.
     """
-    yield from star_gather(group, me, root, [chunks] * len(group), reduce=True)
+    yield from star_gather.steps(group, me, root, [joined(chunks)] * len(group), reduce=True)
 
 
+@algorithm("all_reduce", "star", all_reduce_claim, one)
 def star_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce each of ``chunks`` on a server of its own, and broadcast the sums from there.
 
@@ -66,7 +98,16 @@ def star_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> 
     places = [server * n // len(chunks) for server in range(len(chunks))]
     yield from in_parallel(
         *(
-            chain(star_reduce(group, me, place, part), star_broadcast(group, me, place, part))
+            chain(
+                star_reduce.steps(group, me, place, [part]),
+                star_broadcast.steps(group, me, place, [part]),
+            )
             for place, part in zip(places, chunks, strict=True)
         )
     )
+
+
+def star_of(servers: int) -> Algorithm:
+    """Return the star with `servers` servers, or with all ranks as servers if there are fewer."""
+    name = f"star({servers})"
+    return replace(star_all_reduce, name=name, parts=lambda n: min(servers, n))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isqrt
 
+from ringreduce.algorithms.definition import Sizes, algorithm
 from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedules.schedule import Chunks, Steps, joined
+from ringreduce.schedules.schedule import Chunks, Claim, Steps, joined
 
 
 def torus_shape(n: int) -> tuple[int, int]:
@@ -28,6 +29,13 @@ def torus_name(n: int) -> str:
     return f" of {rows} x {columns}" + (", which is the ring" if rows == 1 else "")
 
 
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    rows, columns = torus_shape(len(group))
+    moved = 2 * (len(group) - 1)
+    return Claim(2 * (columns - 1) + 2 * (rows - 1), sent=moved, received=moved)
+
+
+@algorithm("all_reduce", "torus", all_reduce_claim, shape=torus_name)
 def torus_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Ring reduce-scatter in the row, all-reduce in the column, all-gather in the row.
 
@@ -41,6 +49,6 @@ def torus_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) ->
     by_column = [chunks[i * rows : (i + 1) * rows] for i in range(columns)]
     parts = [joined(mine) for mine in by_column]
 
-    yield from ring_reduce_scatter(my_row, column, parts)
-    yield from ring_all_reduce(my_column, row, by_column[column])
-    yield from ring_all_gather(my_row, column, parts)
+    yield from ring_reduce_scatter.steps(my_row, column, parts)
+    yield from ring_all_reduce.steps(my_column, row, by_column[column])
+    yield from ring_all_gather.steps(my_row, column, parts)

@@ -13,42 +13,78 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, Steps, joined
+from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.algorithms.non_power_of_two import ceil_log2
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
-def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    children = ceil_log2(_responsible(len(group), me, root))
+    return Claim(ceil_log2(len(group)), sent=children, received=int(me != root))
+
+
+def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return broadcast_claim(group, me, root, sizes).backwards()
+
+
+def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+    return reduce_claim(group, me, 0, sizes) + broadcast_claim(group, me, 0, sizes)
+
+
+def scatter_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    places = _responsible(len(group), me, root)
+    return Claim(ceil_log2(len(group)), sent=places - 1, received=0 if me == root else places)
+
+
+def gather_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+    return scatter_claim(group, me, root, sizes).backwards()
+
+
+def _responsible(n: int, me: int, root: int) -> int:
+    """Return for how many places this place is responsible: its lowest bit, at most to the end."""
+    place = (me - root) % n
+    return min(place & -place, n - place) if place else n
+
+
+@algorithm("broadcast", "tree", broadcast_claim, one)
+def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks to the rank half the group away; then repeat in both halves.
 
     ceil(log2 n) steps.  A rank sends the data once for each child, the root ceil(log2 n) times.
     """
+    whole = joined(chunks)
     for edge in reversed(_edges(group, me, root)):
         yield Step(
-            sends=tuple(Send(child, chunks) for child in edge.child),
-            recvs=tuple(Recv(parent, chunks) for parent in edge.parent),
+            sends=tuple(Send(child, whole) for child in edge.child),
+            recvs=tuple(Recv(parent, whole) for parent in edge.parent),
         )
 
 
-def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Chunks) -> Steps:
+@algorithm("reduce", "tree", reduce_claim, one)
+def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `tree_broadcast` backwards: add the values of the children, send the sum to the parent.
 
     ceil(log2 n) steps.  A rank receives the data once for each child, the root ceil(log2 n) times.
     """
+    whole = joined(chunks)
     for edge in _edges(group, me, root):
         yield Step(
-            sends=tuple(Send(parent, chunks) for parent in edge.parent),
-            recvs=tuple(Recv(child, chunks, reduce=True) for child in edge.child),
+            sends=tuple(Send(parent, whole) for parent in edge.parent),
+            recvs=tuple(Recv(child, whole, reduce=True) for child in edge.child),
         )
 
 
-def tree_all_reduce(group: Sequence[int], me: int, chunks: Chunks) -> Steps:
+@algorithm("all_reduce", "tree", all_reduce_claim, one)
+def tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce to the first place, then broadcast from there.
 
     2 ceil(log2 n) steps; the first rank sends and receives the data ceil(log2 n) times.
     """
-    yield from tree_reduce(group, me, 0, chunks)
-    yield from tree_broadcast(group, me, 0, chunks)
+    yield from tree_reduce.steps(group, me, 0, chunks)
+    yield from tree_broadcast.steps(group, me, 0, chunks)
 
 
+@algorithm("scatter", "tree", scatter_claim)
 def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Move the root's ``chunks[i]`` to place i: a child receives those of all its places.
 
@@ -62,6 +98,7 @@ def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
         )
 
 
+@algorithm("gather", "tree", gather_claim)
 def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `tree_scatter` backwards: ``chunks[i]`` of place i go to the root.
 

@@ -114,16 +114,17 @@ def _op_instead(where: str, name: str, value: Any) -> str:
     return f"pass the op by name, op={meant!r}" if meant and where == "reduce" else ""
 
 
-def reduction(where: str, arrays: Iterable[Any], op: Any, algorithm: Any, wire: Any) -> Any:
-    """Return `op`, `algorithm` and `wire` for a reduction of `arrays`, with `op` as its name.
+def reduction(
+    where: str, arrays: Iterable[Any], op: Any, algorithm: Any, wire: Any
+) -> dict[str, Any]:
+    """Return the arguments of a reduction of `arrays` by their names, with `op` as its name.
 
     Raises TypeError for an array in their place, and for an mpi4py op without a counterpart.
     """
-    if type(op) is str and type(algorithm) is str and wire is None:
-        return op, algorithm, wire
-    op = op_name(where, arrays, op)
-    check_selectors(where, op=op, algorithm=algorithm, wire=wire)
-    return op, algorithm, wire
+    if type(op) is not str or type(algorithm) is not str or wire is not None:
+        op = op_name(where, arrays, op)
+        check_selectors(where, op=op, algorithm=algorithm, wire=wire)
+    return {"op": op, "algorithm": algorithm, "wire": wire}
 
 
 def check_out(where: str, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -10,27 +10,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.algorithms import build
 from ringreduce.calls.arguments import (
     Matrix,
     array_text,
-    as_counts,
-    as_row_or_matrix,
     check_counts,
     check_matrix,
     check_root,
     check_row,
-    check_selectors,
     check_wire,
 )
 from ringreduce.calls.call import Call, Fused, Shape
-from ringreduce.calls.ops import check_movable, check_reduction, op_name
+from ringreduce.calls.ops import check_movable, check_reduction
 from ringreduce.calls.parts import ANNOUNCED
 from ringreduce.config import Config
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
 from ringreduce.devices.cpu import OPS
-from ringreduce.errors import did_you_mean, shown
 from ringreduce.planning.one_step import OneStep, one_step
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import (
@@ -44,21 +40,10 @@ from ringreduce.planning.select import (
     slices_in_flight,
     staged_bytes,
 )
+from ringreduce.schedules.collectives import COLLECTIVES, IN_PARTS
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.pieces import piece_counts
 from ringreduce.topology import Topology
-
-PLANNED: dict[str, dict[str, Any]] = {
-    "all_reduce": {"op": "sum", "algorithm": "auto", "wire": None},
-    "reduce_scatter": {"op": "sum", "algorithm": "auto", "wire": None},
-    "reduce": {"root": 0, "op": "sum", "algorithm": "auto", "wire": None},
-    "broadcast": {"root": 0, "algorithm": "auto"},
-    "all_gather": {"counts": None, "algorithm": "auto"},
-    "gather": {"root": 0, "counts": None, "algorithm": "auto"},
-    "scatter": {"root": 0, "counts": None, "algorithm": "auto"},
-    "all_to_all": {"counts": None, "algorithm": "auto"},
-}
-"""The arguments of each collective that is one plan, with their defaults."""
 
 _Kept = TypeVar("_Kept", Call, Fused)
 _SPLIT_ROW = np.empty(2 + ANNOUNCED, np.int64)
@@ -106,37 +91,109 @@ class Calls:
     def _get(self, key: Any, make: Callable[..., _Kept], *arguments: Any) -> _Kept:
         call: _Kept | None = self._kept.get(key)
         if call is None:
-            call = make(*arguments)
-            while len(self._kept) >= self.config.kept_plans:
-                dropped = self._kept.pop(
-                    min(self._kept, key=lambda kept: self._kept[kept].last_use)
-                )
-                for each in [dropped] if isinstance(dropped, Call) else dropped.calls:
-                    self._free(each)
-            self._kept[key] = call
+            call = self._keep(key, make(*arguments))
         self._uses += 1
         call.last_use = self._uses
         return call
 
-    # --- reductions ---
+    def _keep(self, key: Any, call: _Kept) -> _Kept:
+        while len(self._kept) >= self.config.kept_plans:
+            dropped = self._kept.pop(min(self._kept, key=lambda kept: self._kept[kept].last_use))
+            for each in [dropped] if isinstance(dropped, Call) else dropped.calls:
+                self._free(each)
+        self._kept[key] = call
+        return call
 
-    def all_reduce(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
-        key = ("all_reduce", array.dtype, array.shape, op, algorithm, wire)
-        return self._get(key, self._all_reduce, array, op, algorithm, wire)
+    # --- collectives that are one plan ---
 
-    def _all_reduce(
-        self, array: np.ndarray, op: str, algorithm: str, wire: Any, is_list: bool = False
+    def get(self, collective: str, array: np.ndarray, given: Mapping[str, Any]) -> Call:
+        """Return the call of `collective` on an array like `array`; `given` as for `make`."""
+        key = (collective, array.dtype, array.shape, *given.values())
+        call: Call | None = self._kept.get(key)
+        if call is None:
+            call = self._keep(key, self.make(collective, array, given))
+        self._uses += 1  # as `_get`, without its cost
+        call.last_use = self._uses
+        return call
+
+    def make(
+        self, collective: str, array: np.ndarray, given: Mapping[str, Any], is_list: bool = False
     ) -> Call:
-        check_reduction("all_reduce", array.dtype, op, OPS)
-        dtype = check_wire("all_reduce", array.dtype, wire)
-        plan = self._whole("all_reduce", algorithm, array.size, dtype, is_list=is_list)
-        signature = _signature(
-            "all_reduce", array_text(array), algorithm, op=repr(op), **_if_given(wire)
-        )
-        call = self._call(signature, plan, array, array.shape, dtype, op, in_place=True)
-        if self._shared is not None:
+        """Return a new call of `collective`: its caller owns it.
+
+        `given` has the value of each argument that the collective has in `collectives.ARGUMENTS`,
+        in this order.  `counts` of a gather or scatter are the rows of each rank.  In a scatter
+        `array` is the root's, or another rank's `out`.
+        """
+        (before, after), algorithm = COLLECTIVES[collective], given["algorithm"]
+        op, root, counts = given.get("op"), given.get("root"), given.get("counts")
+        if "op" in given:
+            check_reduction(collective, array.dtype, given["op"], OPS)
+        else:
+            check_movable(collective, array.dtype)
+        if root is not None:
+            check_root(collective, root, self.size)
+        dtype = check_wire(collective, array.dtype, given.get("wire"))
+        is_root, in_place = root == self.rank, collective not in IN_PARTS
+        shape: Shape | None
+        if in_place:
+            shape, begin = array.shape, None
+            plan = self._whole(collective, algorithm, array.size, dtype, root or 0, is_list)
+        else:
+            elements, shape, begin = self._parts_of(collective, array, counts, is_root)
+            plan = self._parts(collective, algorithm, elements, dtype, root or 0)
+        if after == "the root" and not is_root:
+            shape = None
+        signature = _signature(collective, array_text(array, first=counts is None), given)
+        takes_out = before == "the root" and not (in_place or is_root)
+        source = array[:0] if takes_out else array
+        call = self._call(signature, plan, source, shape, dtype, op, in_place, begin)
+        call.takes_out = takes_out
+        if collective == "all_reduce" and self._shared is not None:
             call.pieces = self._shared._pieces(algorithm, array.size, dtype)
         return call
+
+    def _parts_of(
+        self, collective: str, array: np.ndarray, counts: Any, is_root: bool
+    ) -> tuple[list[int], Shape, int | None]:
+        """Return the elements of each chunk, the shape of the result, and `Call.part_begin`.
+
+        Raises ValueError for wrong `counts`.
+        """
+        before, after = COLLECTIVES[collective]
+        if before == "its sender":
+            if counts is not None:
+                check_matrix(collective, array, counts, self.rank, self.size)
+                return *self._exchanged(array, counts), None
+            if array.ndim == 0 or array.shape[0] % self.size:
+                raise ValueError(
+                    f"{collective}: the array has shape {array.shape}; "
+                    f"its first dimension must be a multiple of the {self.size} ranks"
+                )
+            return [array.size // self.size] * self.size**2, array.shape, None
+        if counts is None:
+            shards = shard_counts(array.size, self.size)
+            return shards, (shards[self.rank],), sum(shards[: self.rank])
+        sends_all = before == "the root" and is_root
+        if sends_all:
+            check_row(collective, array, counts, self.size)
+        else:
+            check_counts(collective, array, counts, self.rank, self.size)
+        row = prod(array.shape[1:])
+        elements = [count * row for count in counts]
+        rows = counts[self.rank] if after == "its rank" else sum(counts)
+        has_all = sends_all or after != "its rank"
+        begin = sum(elements[: self.rank]) if has_all else None
+        return elements, (rows, *array.shape[1:]), begin
+
+    def _exchanged(self, array: np.ndarray, counts: Matrix) -> tuple[list[int], Shape]:
+        """Return the elements of each chunk, and the shape of the result, of an all-to-all.
+
+        Row i of `counts` has the first dimensions of what rank i sends to each rank.
+        """
+        row = prod(array.shape[1:])
+        elements = [count * row for each in counts for count in each]
+        return elements, (sum(each[self.rank] for each in counts), *array.shape[1:])
 
     def _pieces(
         self, algorithm: str, count: int, dtype: np.dtype[Any]
@@ -152,16 +209,13 @@ class Calls:
         schedule = self._schedule("all_reduce", algorithm, max(pieces) * dtype.itemsize, root=0)
         return tuple((self._planned(schedule, n, dtype), times) for n, times in pieces.items())
 
-    def all_reduce_list(
-        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any = None
-    ) -> Fused:
+    def all_reduce_list(self, arrays: Sequence[np.ndarray], given: Mapping[str, Any]) -> Fused:
         layout = tuple((array.dtype, array.shape) for array in arrays)
-        key = ("all_reduce of a list", layout, op, algorithm, wire)
-        return self._get(key, self._all_reduce_list, arrays, op, algorithm, wire)
+        key = ("all_reduce of a list", layout, *given.values())
+        return self._get(key, self._all_reduce_list, arrays, given)
 
-    def _all_reduce_list(
-        self, arrays: Sequence[np.ndarray], op: str, algorithm: str, wire: Any
-    ) -> Fused:
+    def _all_reduce_list(self, arrays: Sequence[np.ndarray], given: Mapping[str, Any]) -> Fused:
+        algorithm, wire = given["algorithm"], given["wire"]
         members: dict[np.dtype[Any], list[int]] = {}
         for index, array in enumerate(arrays):
             members.setdefault(array.dtype, []).append(index)
@@ -181,134 +235,13 @@ class Calls:
             for begin, end in batches:
                 part = indices[begin:end]
                 fused = np.empty(sum(arrays[index].size for index in part), dtype)
-                groups.append((self._all_reduce(fused, op, algorithm, used_wire, True), part))
+                how = {**given, "wire": used_wire}
+                groups.append((self.make("all_reduce", fused, how, is_list=True), part))
         text = ", ".join(array_text(array) for array in arrays)
-        signature = _signature("all_reduce", f"[{text}]", algorithm, op=repr(op), **_if_given(wire))
+        signature = _signature("all_reduce", f"[{text}]", given)
         if not groups:
             groups.append((self.meeting("all_reduce", signature.arguments), []))
         return Fused(self._complete(signature), groups)
-
-    def reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any = None) -> Call:
-        key = ("reduce_scatter", array.dtype, array.shape, op, algorithm, wire)
-        return self._get(key, self._reduce_scatter, array, op, algorithm, wire)
-
-    def _reduce_scatter(self, array: np.ndarray, op: str, algorithm: str, wire: Any) -> Call:
-        check_reduction("reduce_scatter", array.dtype, op, OPS)
-        dtype = check_wire("reduce_scatter", array.dtype, wire)
-        counts = shard_counts(array.size, self.size)
-        plan = self._parts("reduce_scatter", algorithm, counts, dtype)
-        signature = _signature(
-            "reduce_scatter", array_text(array), algorithm, op=repr(op), **_if_given(wire)
-        )
-        begin = sum(counts[: self.rank])
-        return self._call(signature, plan, array, (counts[self.rank],), dtype, op, part_begin=begin)
-
-    def reduce(
-        self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any = None
-    ) -> Call:
-        key = ("reduce", array.dtype, array.shape, root, type(root), op, algorithm, wire)
-        return self._get(key, self._reduce, array, root, op, algorithm, wire)
-
-    def _reduce(self, array: np.ndarray, root: int, op: str, algorithm: str, wire: Any) -> Call:
-        check_reduction("reduce", array.dtype, op, OPS)
-        check_root("reduce", root, self.size)
-        dtype = check_wire("reduce", array.dtype, wire)
-        plan = self._whole("reduce", algorithm, array.size, dtype, root)
-        signature = _signature(
-            "reduce", array_text(array), algorithm, root=str(root), op=repr(op), **_if_given(wire)
-        )
-        shape = array.shape if self.rank == root else None
-        return self._call(signature, plan, array, shape, dtype, op, in_place=True)
-
-    # --- moving data ---
-
-    def broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
-        key = ("broadcast", array.dtype, array.shape, root, type(root), algorithm)
-        return self._get(key, self._broadcast, array, root, algorithm)
-
-    def _broadcast(self, array: np.ndarray, root: int, algorithm: str) -> Call:
-        check_movable("broadcast", array.dtype)
-        check_root("broadcast", root, self.size)
-        plan = self._whole("broadcast", algorithm, array.size, array.dtype, root)
-        signature = _signature("broadcast", array_text(array), algorithm, root=str(root))
-        return self._call(signature, plan, array, array.shape, array.dtype, in_place=True)
-
-    def all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
-        """`counts` are the first dimensions of the arrays, by rank."""
-        key = ("all_gather", array.dtype, array.shape, counts, algorithm)
-        return self._get(key, self._all_gather, array, counts, algorithm)
-
-    def _all_gather(self, array: np.ndarray, counts: Shape, algorithm: str) -> Call:
-        check_movable("all_gather", array.dtype)
-        check_counts("all_gather", array, counts, self.rank, self.size)
-        elements = _elements(array, counts)
-        plan = self._parts("all_gather", algorithm, elements, array.dtype)
-        text = array_text(array, first=False)
-        signature = _signature("all_gather", text, algorithm, counts=str(counts))
-        shape, begin = (sum(counts), *array.shape[1:]), sum(elements[: self.rank])
-        return self._call(signature, plan, array, shape, array.dtype, part_begin=begin)
-
-    def gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
-        """`counts` are the first dimensions of the arrays, by rank."""
-        key = ("gather", array.dtype, array.shape, root, type(root), counts, algorithm)
-        return self._get(key, self._gather, array, root, counts, algorithm)
-
-    def _gather(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
-        check_movable("gather", array.dtype)
-        check_root("gather", root, self.size)
-        check_counts("gather", array, counts, self.rank, self.size)
-        elements = _elements(array, counts)
-        plan = self._parts("gather", algorithm, elements, array.dtype, root)
-        text = array_text(array, first=False)
-        signature = _signature("gather", text, algorithm, root=str(root), counts=str(counts))
-        shape = (sum(counts), *array.shape[1:]) if self.rank == root else None
-        begin = sum(elements[: self.rank])
-        return self._call(signature, plan, array, shape, array.dtype, part_begin=begin)
-
-    def scatter(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
-        """`array` is the root's, or another rank's `out`.  `counts` are the rows of each rank."""
-        key = ("scatter", array.dtype, array.shape, root, type(root), counts, algorithm)
-        return self._get(key, self._scatter, array, root, counts, algorithm)
-
-    def _scatter(self, array: np.ndarray, root: int, counts: Shape, algorithm: str) -> Call:
-        check_movable("scatter", array.dtype)
-        check_root("scatter", root, self.size)
-        is_root = self.rank == root
-        if is_root:
-            check_row("scatter", array, counts, self.size)
-        else:
-            check_counts("scatter", array, counts, self.rank, self.size)
-        elements = _elements(array, counts)
-        plan = self._parts("scatter", algorithm, elements, array.dtype, root)
-        text = array_text(array, first=False)
-        signature = _signature("scatter", text, algorithm, root=str(root), counts=str(counts))
-        source, shape = array if is_root else array[:0], (counts[self.rank], *array.shape[1:])
-        begin = sum(elements[: self.rank]) if is_root else None
-        call = self._call(signature, plan, source, shape, array.dtype, part_begin=begin)
-        call.takes_out = not is_root
-        return call
-
-    def all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
-        """Row i of `counts` has the first dimensions of what rank i sends to each rank.
-
-        None: equal pieces.
-        """
-        key = ("all_to_all", array.dtype, array.shape, counts, algorithm)
-        return self._get(key, self._all_to_all, array, counts, algorithm)
-
-    def _all_to_all(self, array: np.ndarray, counts: Matrix | None, algorithm: str) -> Call:
-        check_movable("all_to_all", array.dtype)
-        if counts is not None:
-            return self._all_to_all_of_counts(array, counts, algorithm)
-        if array.ndim == 0 or array.shape[0] % self.size:
-            raise ValueError(
-                f"all_to_all: the array has shape {array.shape}; "
-                f"its first dimension must be a multiple of the {self.size} ranks"
-            )
-        piece = array.size // self.size
-        plan = self._parts("all_to_all", algorithm, [piece] * self.size**2, array.dtype)
-        signature = _signature("all_to_all", array_text(array), algorithm)
-        return self._call(signature, plan, array, array.shape, array.dtype)
 
     def all_to_all_of_matrix(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
         """Return the all-to-all of counts that the ranks have exchanged.
@@ -320,34 +253,21 @@ class Calls:
             algorithm = "direct"
         key = ("all_to_all of a matrix", array.dtype, array.shape[1:], algorithm)
         latest: Call | None = self._kept.get(key)
-        how = array, counts, algorithm, _NO_ARGUMENTS
+        how = array, counts, algorithm
         if latest is not None and latest.counts != counts:
-            call = self._kept[key] = self._all_to_all_of_counts(*how)
+            call = self._kept[key] = self._all_to_all_of_matrix(*how)
             executable = latest.executable
             same = latest.schedule.algorithm == call.schedule.algorithm
             if same and executable is not None and executable.replan(call.plan):
                 call.executable, latest.executable = executable, None
             else:
                 self._free(latest)
-        return self._get(key, self._all_to_all_of_counts, *how)
+        return self._get(key, self._all_to_all_of_matrix, *how)
 
-    def _all_to_all_of_counts(
-        self,
-        array: np.ndarray,
-        counts: Matrix,
-        algorithm: str,
-        signature: Signature | None = None,
-    ) -> Call:
-        """Plan an all-to-all of counts.  None: with a signature of these counts."""
-        if signature is None:
-            check_matrix("all_to_all", array, counts, self.rank, self.size)
-            text = array_text(array, first=False)
-            signature = _signature("all_to_all", text, algorithm, counts=str(counts))
-        row = prod(array.shape[1:])
-        elements = [count * row for each in counts for count in each]
+    def _all_to_all_of_matrix(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
+        elements, shape = self._exchanged(array, counts)
         plan = self._parts("all_to_all", algorithm, elements, array.dtype)
-        shape = (sum(row[self.rank] for row in counts), *array.shape[1:])
-        call = self._call(signature, plan, array, shape, array.dtype)
+        call = self._call(_NO_ARGUMENTS, plan, array, shape, array.dtype)
         call.counts = counts
         return call
 
@@ -366,7 +286,7 @@ class Calls:
         Its signature is that of the collective.
         """
         kind = array.dtype, array.shape[1:]
-        key = ("exchange counts", collective, *kind, algorithm, root, type(root), memory_kind)
+        key = ("exchange counts", collective, *kind, algorithm, root, memory_kind)
         return self._get(
             key, self._exchange_counts, collective, array, algorithm, root, memory_kind
         )
@@ -384,9 +304,9 @@ class Calls:
             check_root(collective, root, self.size)
         resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
         text = array_text(array, first=False)
-        rooted = {} if root is None else {"root": str(root)}
         unknown = "a row" if collective == "all_to_all" else "None"
-        signature = _signature(collective, text, algorithm, **rooted, counts=unknown)
+        given = {"root": root, "counts": unknown, "algorithm": algorithm}
+        signature = _signature(collective, text, given)
         signature = Signature(collective, (*signature.arguments, *memory_kind))
         width = 2 * self.size + 1 if collective == "all_to_all" else 2
         return self._row_of_each(signature, np.empty(width, np.int64))
@@ -408,7 +328,7 @@ class Calls:
 
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
         """Return the broadcast of `nbytes` before a scatter: the root's dtype and shape."""
-        key = ("announcement", root, type(root), nbytes, algorithm)
+        key = ("announcement", root, nbytes, algorithm)
         return self._get(key, self._announcement, root, nbytes, algorithm)
 
     def _announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
@@ -416,8 +336,8 @@ class Calls:
         resolve("scatter", algorithm, self.nodes, nbytes, self.config)
         text = np.empty(nbytes, np.uint8)
         plan = self._whole("broadcast", "auto", text.size, text.dtype, root)
-        arguments = {"root": str(root), "counts": "None"}
-        signature = _signature("scatter", "an array", algorithm, **arguments)
+        given = {"root": root, "counts": "None", "algorithm": algorithm}
+        signature = _signature("scatter", "an array", given)
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
@@ -428,39 +348,6 @@ class Calls:
         nothing = np.empty(0, np.uint8)
         plan = self._whole("barrier", "auto", 0, nothing.dtype)
         return self._call(Signature(name, arguments), plan, nothing, (0,), nothing.dtype)
-
-    # --- by name ---
-
-    def planned(self, collective: str, array: np.ndarray, arguments: dict[str, Any]) -> Call:
-        """Return a new call of `collective`, which is not cached: its caller owns it.
-
-        Raises ValueError for a collective that needs several plans, TypeError for arguments that
-        the collective does not have.
-        """
-        check_selectors("plan", collective=collective)
-        defaults = PLANNED.get(collective)
-        if defaults is None:
-            meant = "" if collective in ALGORITHMS else did_you_mean(collective, PLANNED)
-            raise ValueError(
-                f"plan: cannot plan {shown(collective)}; "
-                f"choose one of {', '.join(map(repr, PLANNED))}{meant}"
-            )
-        for name in arguments:
-            if name not in defaults:
-                takes = ", ".join((*defaults, "out", "timeout_s"))
-                raise TypeError(
-                    f"plan: {collective} has no argument {name!r} here; it takes {takes}"
-                )
-        given = {**defaults, **arguments}
-        if "counts" in given:
-            given["counts"] = _planned_counts(collective, given["counts"])
-        if "op" in given:
-            given["op"] = op_name(collective, (array,), given["op"])
-        check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
-        if given.get("counts") is not None:
-            array = array.reshape(1) if array.ndim == 0 else array
-        call: Call = getattr(self, f"_{collective}")(array, **given)
-        return call
 
     # --- plans ---
 
@@ -574,37 +461,15 @@ class Calls:
         )
 
 
-def _signature(collective: str, array: str, algorithm: str, **arguments: str) -> Signature:
-    given = {"array": array} | arguments
-    return Signature(collective, (*given.items(), ("algorithm", repr(algorithm))))
-
-
-def _planned_counts(collective: str, counts: Any) -> Any:
-    """Return the counts of a planned call as ints.  Raises TypeError if they are not all known."""
-    if collective == "all_to_all" and counts is None:
-        return None
-    if counts is None:
-        raise TypeError(
-            f"plan: {collective} without counts; "
-            "pass counts=, a list of the first dimension of each rank's array"
-        )
-    if collective != "all_to_all":
-        return as_counts(collective, counts)
-    _, matrix = as_row_or_matrix(collective, counts)
-    if matrix is None:
-        raise TypeError(
-            "plan: all_to_all with the counts of one rank; pass counts=, one such list of each rank"
-        )
-    return matrix
-
-
-def _if_given(wire: Any) -> dict[str, str]:
-    return {} if wire is None else {"wire": repr(wire)}
-
-
-def _elements(array: np.ndarray, counts: Shape) -> list[int]:
-    row = int(np.prod(array.shape[1:], dtype=np.int64))
-    return [count * row for count in counts]
+def _signature(collective: str, array: str, given: Mapping[str, Any]) -> Signature:
+    """Return the signature of a call on `array` with these arguments; the algorithm is the last."""
+    texts = {
+        name: repr(value) if name in ("op", "wire") else str(value)
+        for name, value in given.items()
+        if value is not None and name != "algorithm"
+    }
+    algorithm = repr(given["algorithm"])
+    return Signature(collective, (("array", array), *texts.items(), ("algorithm", algorithm)))
 
 
 def _cut(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,12 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.arrays import as_array
 from ringreduce.calls.cache import Calls
+from ringreduce.calls.call import Call
+from ringreduce.calls.ops import op_name
 from ringreduce.calls.runner import Runner, members_of
-from ringreduce.shm.fast_path import COLLECTIVES
+from ringreduce.errors import did_you_mean, shown
+from ringreduce.schedules.collectives import COLLECTIVES
+from ringreduce.shm.fast_path import BARRIER
 
 
 class Collectives(Runner):
@@ -27,9 +32,10 @@ class Collectives(Runner):
     def _use_fast_path(self, general: Collectives) -> None:
         """Put compiled entries before the methods of `general` that no subclass overrides."""
         path = self._engine.fast_path
-        for name in COLLECTIVES:
+        for name in ENTRIES:
             if path is not None and getattr(type(self), name) is getattr(Collectives, name):
-                self.__dict__[name] = path.entry(name, getattr(general, name))
+                counted = "counts" in ARGUMENTS.get(name, ()) and "its rank" in COLLECTIVES[name]
+                self.__dict__[name] = path.entry(name, getattr(general, name), counted)
 
     # --- reductions ---
 
@@ -83,11 +89,11 @@ class Collectives(Runner):
         """
         if isinstance(x, (list, tuple)):
             members = x if type(op) is str else members_of(x)
-            op, algorithm, wire = reduction("all_reduce", members, op, algorithm, wire)
-            return self._all_reduce_list(members, op, out, algorithm, wire, async_op, timeout_s)
+            how = reduction("all_reduce", members, op, algorithm, wire)
+            return self._all_reduce_list(members, how, out, timeout_s, async_op)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
         how = reduction("all_reduce", (array,), op, algorithm, wire)
-        return self._make(Calls.all_reduce, array, how, out, timeout_s, async_op)
+        return self._make("all_reduce", array, how, out, timeout_s, async_op)
 
     def reduce_scatter(
         self,
@@ -124,7 +130,7 @@ class Collectives(Runner):
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
         how = reduction("reduce_scatter", (array,), op, algorithm, wire)
-        return self._make(Calls.reduce_scatter, array, how, out, timeout_s, async_op)
+        return self._make("reduce_scatter", array, how, out, timeout_s, async_op)
 
     def reduce(
         self,
@@ -162,8 +168,8 @@ class Collectives(Runner):
         array = x if type(x) is np.ndarray else as_array("reduce", x)
         if type(root) is not int:
             check_selectors("reduce", root=root)
-        how = root, *reduction("reduce", (array,), op, algorithm, wire)
-        return self._make(Calls.reduce, array, how, out, timeout_s, async_op)
+        how = {"root": root, **reduction("reduce", (array,), op, algorithm, wire)}
+        return self._make("reduce", array, how, out, timeout_s, async_op)
 
     # --- moving data ---
 
@@ -201,7 +207,8 @@ class Collectives(Runner):
         array = x if type(x) is np.ndarray else as_array("broadcast", x)
         if type(root) is not int or type(algorithm) is not str:
             check_selectors("broadcast", root=root, algorithm=algorithm)
-        return self._make(Calls.broadcast, array, (root, algorithm), out, timeout_s, async_op)
+        how = {"root": root, "algorithm": algorithm}
+        return self._make("broadcast", array, how, out, timeout_s, async_op)
 
     def all_gather(
         self,
@@ -239,8 +246,8 @@ class Collectives(Runner):
         if type(algorithm) is not str:
             check_selectors("all_gather", algorithm=algorithm)
         if counts is not None:
-            how = as_counts("all_gather", counts), algorithm
-            return self._make(Calls.all_gather, array, how, out, timeout_s, async_op)
+            how = {"counts": as_counts("all_gather", counts), "algorithm": algorithm}
+            return self._make("all_gather", array, how, out, timeout_s, async_op)
         return self._gather_unknown("all_gather", array, None, algorithm, out, timeout_s, async_op)
 
     def gather(
@@ -279,8 +286,8 @@ class Collectives(Runner):
         if type(root) is not int or type(algorithm) is not str:
             check_selectors("gather", root=root, algorithm=algorithm)
         if counts is not None:
-            how = root, as_counts("gather", counts), algorithm
-            return self._make(Calls.gather, array, how, out, timeout_s, async_op)
+            how = {"root": root, "counts": as_counts("gather", counts), "algorithm": algorithm}
+            return self._make("gather", array, how, out, timeout_s, async_op)
         return self._gather_unknown("gather", array, root, algorithm, out, timeout_s, async_op)
 
     def scatter(
@@ -328,8 +335,8 @@ class Collectives(Runner):
         if counts is None:
             return self._scatter_unknown(x, root, out, algorithm, timeout_s, async_op)
         array = self._counted_to_scatter(x, root, out)
-        how = root, as_counts("scatter", counts), algorithm
-        return self._make(Calls.scatter, array, how, out, timeout_s, async_op)
+        how = {"root": root, "counts": as_counts("scatter", counts), "algorithm": algorithm}
+        return self._make("scatter", array, how, out, timeout_s, async_op)
 
     def all_to_all(
         self,
@@ -375,13 +382,14 @@ class Collectives(Runner):
         array = x if type(x) is np.ndarray else as_array("all_to_all", x)
         if type(algorithm) is not str:
             check_selectors("all_to_all", algorithm=algorithm)
-        if counts is None:
-            return self._make(Calls.all_to_all, array, (None, algorithm), out, timeout_s, async_op)
-        array = _at_least_1d(array)
-        row, matrix = as_row_or_matrix("all_to_all", counts)
-        if row is not None:
-            return self._all_to_all_unknown(array, row, algorithm, out, timeout_s, async_op)
-        return self._make(Calls.all_to_all, array, (matrix, algorithm), out, timeout_s, async_op)
+        matrix = None
+        if counts is not None:
+            array = _at_least_1d(array)
+            row, matrix = as_row_or_matrix("all_to_all", counts)
+            if row is not None:
+                return self._all_to_all_unknown(array, row, algorithm, out, timeout_s, async_op)
+        how = {"counts": matrix, "algorithm": algorithm}
+        return self._make("all_to_all", array, how, out, timeout_s, async_op)
 
     def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Wait until every rank has called `barrier`.
@@ -412,3 +420,75 @@ class Collectives(Runner):
 
 def _at_least_1d(array: np.ndarray) -> np.ndarray:
     return array.reshape(1) if array.ndim == 0 else array
+
+
+_OF_ALL = ("self", "x", "out", "async_op", "timeout_s")
+
+
+def _arguments_of(method: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the arguments that not all collectives have: name -> default."""
+    parameters = signature(method).parameters
+    return {name: each.default for name, each in parameters.items() if name not in _OF_ALL}
+
+
+ARGUMENTS = {
+    name: _arguments_of(method)
+    for name, method in vars(Collectives).items()
+    if name in COLLECTIVES and name != BARRIER
+}
+"""Collective that is one plan -> its arguments, with their defaults.
+
+Signatures, and the keys of cached calls, have the arguments in this order.
+"""
+ENTRIES = (*ARGUMENTS, BARRIER)
+"""The methods of a communicator that have a compiled entry."""
+
+
+def planned_call(
+    calls: Calls, collective: str, array: np.ndarray, arguments: dict[str, Any]
+) -> Call:
+    """Return a new call of `collective`, which is not cached: its caller owns it.
+
+    Raises ValueError for a collective that needs several plans, TypeError for arguments that the
+    collective does not have.
+    """
+    check_selectors("plan", collective=collective)
+    defaults = ARGUMENTS.get(collective)
+    if defaults is None:
+        meant = "" if collective in COLLECTIVES else did_you_mean(collective, ARGUMENTS)
+        raise ValueError(
+            f"plan: cannot plan {shown(collective)}; "
+            f"choose one of {', '.join(map(repr, ARGUMENTS))}{meant}"
+        )
+    for name in arguments:
+        if name not in defaults:
+            takes = ", ".join((*defaults, "out", "timeout_s"))
+            raise TypeError(f"plan: {collective} has no argument {name!r} here; it takes {takes}")
+    given = {**defaults, **arguments}
+    if "counts" in given:
+        given["counts"] = _planned_counts(collective, given["counts"])
+    if "op" in given:
+        given["op"] = op_name(collective, (array,), given["op"])
+    check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
+    if given.get("counts") is not None:
+        array = _at_least_1d(array)
+    return calls.make(collective, array, given)
+
+
+def _planned_counts(collective: str, counts: Any) -> Any:
+    """Return the counts of a planned call as ints.  Raises TypeError if they are not all known."""
+    if collective == "all_to_all" and counts is None:
+        return None
+    if counts is None:
+        raise TypeError(
+            f"plan: {collective} without counts; "
+            "pass counts=, a list of the first dimension of each rank's array"
+        )
+    if collective != "all_to_all":
+        return as_counts(collective, counts)
+    _, matrix = as_row_or_matrix(collective, counts)
+    if matrix is None:
+        raise TypeError(
+            "plan: all_to_all with the counts of one rank; pass counts=, one such list of each rank"
+        )
+    return matrix

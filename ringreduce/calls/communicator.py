@@ -18,6 +18,7 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
+from ringreduce.calls.collectives import planned_call
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.parts import Parts
@@ -288,7 +289,7 @@ class Communicator(Collectives, PointToPoint):
             array = as_array("plan", x)
         with self._queue.lock:
             self._engine.check_usable()
-            call = self._calls_on(array).planned(collective, array, arguments)
+            call = planned_call(self._calls_on(array), collective, array, arguments)
             array, target = self._placed(call, array, out)
             for bound in (x, out):
                 forbid_resizing(bound)
@@ -508,7 +509,7 @@ class Communicator(Collectives, PointToPoint):
             12000
         """
         array = as_array("sent_bytes", x)
-        return self._calls_on(array).planned(collective, array, arguments).sent_bytes
+        return planned_call(self._calls_on(array), collective, array, arguments).sent_bytes
 
     def shards(self, x: Any) -> list[list[slice]]:
         """Return which elements of `x` each rank sums up in an all-reduce of two halves.

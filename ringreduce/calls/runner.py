@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -31,7 +31,7 @@ from ringreduce.calls.arrays import (
     is_part,
     open_gpu,
 )
-from ringreduce.calls.cache import PLANNED, Calls
+from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.compound import (
     ANNOUNCED_BYTES,
@@ -100,21 +100,20 @@ class Runner:
 
     def _make(
         self,
-        method: Callable[..., Call],
+        name: str,
         array: np.ndarray,
-        how: tuple[Any, ...],
+        given: Mapping[str, Any],
         out: Any,
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        """Make a call on one array; `method` of `Calls` plans it, with the arguments `how`."""
+        """Make a call of the collective `name` on one array; `given` as for `Calls.make`."""
         with self._queue.lock:
             self._engine.check_usable()
-            call = method(self._calls_on(array), array, *how)
+            call = self._calls_on(array).get(name, array, given)
             result = self._run(call, array, out, timeout_s, async_op)
             if self._engine.fast_path is not None and not async_op:
-                name = method.__name__
-                self._engine.admit(name, call, array, dict(zip(PLANNED[name], how, strict=True)))
+                self._engine.admit(name, call, array, given)
             return result
 
     def _run(
@@ -181,19 +180,17 @@ class Runner:
     def _all_reduce_list(
         self,
         members: Sequence[Any],
-        op: str,
+        given: Mapping[str, Any],
         out: Any,
-        algorithm: str,
-        wire: str | None,
-        async_op: bool,
         timeout_s: float | None,
+        async_op: bool,
     ) -> Any:
         with self._queue.lock:
             arrays = members_of(members)
             check_together("all_reduce", arrays)
             calls = self._calls_on(arrays[0] if arrays else NOTHING)
             self._engine.check_usable()
-            fused = calls.all_reduce_list(arrays, op, algorithm, wire)
+            fused = calls.all_reduce_list(arrays, given)
             targets = _list_targets(calls.device, arrays, out)
             timeout_s = as_seconds("all_reduce", timeout_s)
             results = targets if out is None else out
@@ -204,8 +201,7 @@ class Runner:
 
             done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
             if calls is self._calls and not async_op:
-                how = {"op": op, "algorithm": algorithm, "wire": wire}
-                self._engine.admit_list(fused, arrays, how)
+                self._engine.admit_list(fused, arrays, given)
             return done
 
     def _share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
@@ -241,9 +237,9 @@ class Runner:
 
         def call_for(calls: Calls, table: Table) -> Call:
             counts = tuple(count for (count,) in table)
-            if root is None:
-                return calls.all_gather(array, counts, algorithm)
-            return calls.gather(array, root, counts, algorithm)
+            rooted = {} if root is None else {"root": root}
+            given = {**rooted, "counts": counts, "algorithm": algorithm}
+            return calls.get(name, array, given)
 
         how = lengths, call_for, out, timeout_s, async_op
         return self._exchange_counts(name, array, root, algorithm, array.shape[:1], *how)
@@ -359,7 +355,8 @@ class Runner:
         elif through_host:
             calls, empty = self._calls, np.empty
         target = out if out is not None and fits and not through_host else empty(part, dtype)
-        call = calls.scatter(target if array is None else array, root, counts, algorithm)
+        given = {"root": root, "counts": counts, "algorithm": algorithm}
+        call = calls.get("scatter", target if array is None else array, given)
         source = target[:0] if array is None else array
         yield from self._engine.advance(call, source, target, header)
         if out is None or target is out:

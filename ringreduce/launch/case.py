@@ -17,11 +17,9 @@ from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.registry import schedule
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
+from ringreduce.schedules.collectives import IN_PARTS
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Nodes, parse_nodes
-
-_IN_PARTS = frozenset(["reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"])
-"""Collectives that cut the array into chunks as ``array_split`` does."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class Case:
         """The bytes of every chunk in all slices together, cut exactly as the planner does."""
         schedule, itemsize = self.schedule, self.request.itemsize
         count, chunks = self.request.nbytes // itemsize, len(schedule.weights)
-        if schedule.collective in _IN_PARTS:
+        if schedule.collective in IN_PARTS:  # as `array_split` does
             plan = plan_parts(schedule, 0, shard_counts(count, chunks), itemsize, self.slices)
         else:
             plan = plan_whole(schedule, 0, count, itemsize, self.slices)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ringreduce.algorithms import ALGORITHMS
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.generators import SCHEDULES
 
 _ALGORITHMS = {collective: ("auto", *names) for collective, names in ALGORITHMS.items()}
 _EVERY_ALGORITHM = tuple(dict.fromkeys(name for names in _ALGORITHMS.values() for name in names))

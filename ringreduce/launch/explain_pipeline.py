@@ -12,9 +12,10 @@ from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output
 from ringreduce.pipeline.actions import held_after
 from ringreduce.pipeline.definition import PipelineSchedule
+from ringreduce.pipeline.generators import SCHEDULES
 from ringreduce.pipeline.picture import to_svg
 from ringreduce.pipeline.proof import PipelineProof, prove
-from ringreduce.pipeline.registry import SCHEDULES, schedule
+from ringreduce.pipeline.registry import schedule
 from ringreduce.pipeline.text import draw, idle_share, percent
 from ringreduce.pipeline.timing import Timeline, timeline
 

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 from ringreduce.errors import ScheduleError, counted, shown
 from ringreduce.pipeline.actions import Action
-from ringreduce.pipeline.claims import PipelineClaim
 
 Acts = Callable[[int, int, int, int], Iterable[Action | str]]
 """(ranks, rank, splits, virtual) -> the actions of the rank, in order, or their texts."""
+
+
+@dataclass(frozen=True)
+class PipelineClaim:
+    """The figures that a schedule claims; the proof requires exactly these."""
+
+    held: tuple[int, ...]
+    """Rank -> the most activations that it holds at once, each of one stage and microbatch."""
+    posted_ahead: int
+    """The number of steps by which receives have to be posted ahead."""
+    time: Callable[[float, float], float]
+    """Times of the forward and of the backward through a rank's layers -> time of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class PipelineSchedule:
     generator: Acts
     """(ranks, rank, splits, virtual) -> the actions of the rank, in order, or their texts."""
     claim: PipelineClaim | None = None
-    """What the proof has to find; None for schedules of users."""
+    """What the proof has to find; None if nothing is claimed."""
 
     def __str__(self) -> str:
         several = f" with {self.virtual} stages each" if self.virtual > 1 else ""
@@ -107,3 +118,20 @@ class PipelineSchedule:
             return Action.from_text(action)
         except ScheduleError as error:
             raise ScheduleError(f"{self.name}: rank {rank}: {error}") from None
+
+
+ClaimOf = Callable[[int, int, int], PipelineClaim]
+"""(ranks, splits, virtual) -> the claim."""
+
+REGISTERED: dict[str, tuple[Acts, ClaimOf | None]] = {}
+"""Name -> generator and claim; users' schedules have no claim."""
+
+
+def pipeline(name: str, claim: ClaimOf | None) -> Callable[[Acts], Acts]:
+    """Register a generator of actions under `name`."""
+
+    def register(acts: Acts) -> Acts:
+        REGISTERED[name] = acts, claim
+        return acts
+
+    return register

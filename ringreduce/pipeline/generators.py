@@ -6,7 +6,7 @@ and the number of stages of each rank (`virtual`).  Stage k is on rank k mod `ra
 In the docstrings P is the number of ranks, r this rank, M the number of microbatches, and v the
 number of stages of a rank.  A microbatch's forward through all layers of a rank takes t_F, and its
 backward t_B.  The gradient of the input takes t_I, half of t_B.  An activation is of one stage.
-`claims` has the same figures as formulas, and `proof` checks them.
+The claim above each generator has the same figures as formulas, and `proof` checks them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from ringreduce.pipeline.actions import Action
+from ringreduce.pipeline.definition import REGISTERED, PipelineClaim, pipeline
 
 
+def _gpipe_claim(ranks: int, splits: int, virtual: int) -> PipelineClaim:
+    return PipelineClaim(
+        held=(splits,) * ranks,
+        posted_ahead=0,
+        time=lambda forward, backward: (splits + ranks - 1) * (forward + backward),
+    )
+
+
+@pipeline("gpipe", _gpipe_claim)
 def gpipe(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
     """Run all forwards, then all backwards.
 
@@ -30,6 +40,15 @@ def gpipe(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
         yield Action(rank, "B", microbatch)
 
 
+def _one_forward_one_backward_claim(ranks: int, splits: int, virtual: int) -> PipelineClaim:
+    return PipelineClaim(
+        held=tuple(min(splits, ranks - rank) for rank in range(ranks)),
+        posted_ahead=0,
+        time=lambda forward, backward: (splits + ranks - 1) * (forward + backward),
+    )
+
+
+@pipeline("1f1b", _one_forward_one_backward_claim)
 def one_forward_one_backward(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
     """Alternate forwards and backwards, after P - 1 - r forwards.
 
@@ -42,6 +61,21 @@ def one_forward_one_backward(ranks: int, rank: int, splits: int, virtual: int) -
     yield from _alternate(forwards, backwards, warm_up=ranks - 1 - rank)
 
 
+def _interleaved_claim(ranks: int, splits: int, virtual: int) -> PipelineClaim:
+    """One rank sends nothing.  Two ranks with two microbatches meet in every step."""
+
+    def held(rank: int) -> int:
+        warm_up = 2 * (ranks - 1 - rank) + (virtual - 1) * ranks
+        return min(splits * virtual, warm_up + 1)
+
+    return PipelineClaim(
+        held=tuple(map(held, range(ranks))),
+        posted_ahead=int(ranks > 1 and (ranks, splits) != (2, 2)),
+        time=lambda forward, backward: (splits + (ranks - 1) / virtual) * (forward + backward),
+    )
+
+
+@pipeline("interleaved", _interleaved_claim)
 def interleaved(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
     """Alternate as in 1F1B, and visit the v stages of the rank in turn, with P microbatches each.
 
@@ -57,6 +91,19 @@ def interleaved(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Ac
     yield from _alternate(forwards, backwards, 2 * (ranks - 1 - rank) + (virtual - 1) * ranks)
 
 
+def _zero_bubble_claim(ranks: int, splits: int, virtual: int) -> PipelineClaim:
+    """With at most P microbatches all forwards come first, and no rank waits for a receive."""
+
+    def time(forward: float, backward: float) -> float:
+        less, more = sorted((forward, backward / 2))
+        return splits * (forward + backward) + (ranks - 1) * more + max(0, ranks - splits) * less
+
+    return PipelineClaim(
+        held=(min(splits, ranks),) * ranks, posted_ahead=int(splits > ranks > 1), time=time
+    )
+
+
+@pipeline("zero_bubble", _zero_bubble_claim)
 def zero_bubble(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
     """Alternate as in 1F1B, and delay the gradients of the weights by r microbatches.
 
@@ -75,6 +122,15 @@ def zero_bubble(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Ac
             yield Action(rank, "W", number - warm_up - delay)
 
 
+def _sequential_claim(ranks: int, splits: int, virtual: int) -> PipelineClaim:
+    return PipelineClaim(
+        held=(1,) * ranks,
+        posted_ahead=0,
+        time=lambda forward, backward: splits * ranks * (forward + backward),
+    )
+
+
+@pipeline("sequential", _sequential_claim)
 def sequential(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Action]:
     """Run one microbatch at a time forward and backward; all ranks but one idle.
 
@@ -85,6 +141,10 @@ def sequential(ranks: int, rank: int, splits: int, virtual: int) -> Iterator[Act
     for microbatch in range(splits):
         yield Action(rank, "F", microbatch)
         yield Action(rank, "B", microbatch)
+
+
+SCHEDULES = dict(REGISTERED)
+"""The schedules of the library: name -> generator and claim."""
 
 
 def _alternate(

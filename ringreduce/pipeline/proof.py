@@ -20,8 +20,7 @@ from math import inf, isclose
 
 from ringreduce.errors import ScheduleError, counted, shown
 from ringreduce.pipeline.actions import Action, held_after
-from ringreduce.pipeline.claims import PipelineClaim
-from ringreduce.pipeline.definition import PipelineSchedule
+from ringreduce.pipeline.definition import PipelineClaim, PipelineSchedule
 from ringreduce.pipeline.lowering import lower, vocabulary
 from ringreduce.pipeline.passes import check_passes
 from ringreduce.pipeline.text import draw_failed

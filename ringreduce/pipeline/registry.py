@@ -1,36 +1,10 @@
-"""The table that finds schedules of pipelines by their names, and schedules that users add."""
+"""Find schedules of pipelines by their names, and add those of users."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 from ringreduce.errors import unknown
-from ringreduce.pipeline import claims, generators
-from ringreduce.pipeline.claims import PipelineClaim
-from ringreduce.pipeline.definition import Acts, PipelineSchedule
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A schedule of the library."""
-
-    acts: Acts
-    claim: Callable[[int, int, int], PipelineClaim]
-    """(ranks, splits, virtual) -> the claim."""
-
-
-SCHEDULES: Mapping[str, _Known] = {
-    "gpipe": _Known(generators.gpipe, claims.gpipe),
-    "1f1b": _Known(generators.one_forward_one_backward, claims.one_forward_one_backward),
-    "interleaved": _Known(generators.interleaved, claims.interleaved),
-    "zero_bubble": _Known(generators.zero_bubble, claims.zero_bubble),
-    "sequential": _Known(generators.sequential, claims.sequential),
-}
-"""Name -> schedule of the library."""
-
-_registered: dict[str, Acts] = {}
-"""Name -> actions of a schedule of a user."""
+from ringreduce.pipeline.definition import REGISTERED, Acts, PipelineSchedule, pipeline
+from ringreduce.pipeline.generators import SCHEDULES
 
 
 def schedule(name: str, ranks: int, splits: int, virtual: int = 1) -> PipelineSchedule:
@@ -56,17 +30,16 @@ def schedule(name: str, ranks: int, splits: int, virtual: int = 1) -> PipelineSc
         >>> " ".join(map(str, schedule.acts(1)))
         '1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1'
     """
-    if name not in SCHEDULES and name not in _registered:
-        raise ValueError(unknown("pipeline schedule", name, SCHEDULES, unlisted=_registered))
+    if name not in REGISTERED:
+        raise ValueError(unknown("pipeline schedule", name, SCHEDULES, unlisted=REGISTERED))
     for what, number in (("ranks", ranks), ("splits", splits), ("virtual", virtual)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"pipeline {name}: {what} is {number!r}; pass an int of at least 1")
-    if name in _registered:
-        return PipelineSchedule(name, ranks, splits, virtual, _registered[name])
+    acts, claim = REGISTERED[name]
+    if claim is None:
+        return PipelineSchedule(name, ranks, splits, virtual, acts)
     _check_fit(name, ranks, splits, virtual)
-    known = SCHEDULES[name]
-    claim = known.claim(ranks, splits, virtual)
-    return PipelineSchedule(name, ranks, splits, virtual, known.acts, claim)
+    return PipelineSchedule(name, ranks, splits, virtual, acts, claim(ranks, splits, virtual))
 
 
 def _check_fit(name: str, ranks: int, splits: int, virtual: int) -> None:
@@ -116,4 +89,4 @@ def register(name: str, acts: Acts) -> None:
         )
     if not callable(acts):
         raise TypeError(f"pipeline.register: acts is {type(acts).__name__}; pass a function")
-    _registered[name] = acts
+    pipeline(name, None)(acts)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ringreduce.errors import ScheduleError, counted
+from ringreduce.schedules.collectives import COLLECTIVES
 from ringreduce.schedules.matching import (
     Message,
     Place,
@@ -45,21 +46,6 @@ from ringreduce.schedules.schedule import (
 
 Expression: TypeAlias = "int | tuple[Expression, ...]"
 """An ordered sum: an int is that rank's contribution, a tuple is one fold, left to right."""
-
-_HOLDERS = {
-    "all_reduce": ("every rank", "every rank"),
-    "reduce": ("every rank", "one rank"),
-    "reduce_scatter": ("every rank", "one rank"),
-    "broadcast": ("one rank", "every rank"),
-    "all_gather": ("one rank", "every rank"),
-    "gather": ("one rank", "one rank"),
-    "scatter": ("one rank", "one rank"),
-    "all_to_all": ("one rank", "one rank"),
-}
-"""Collective -> holders of each chunk before, and after.
-
-Without this table, a schedule in which no rank holds anything would pass.
-"""
 
 
 @dataclass(frozen=True)
@@ -120,19 +106,22 @@ def _prove(schedule: Schedule) -> Proof:
 
 
 def _check_collective(schedule: Schedule) -> None:
-    """Check that chunks exist, and have the holders that the collective promises."""
+    """Check that chunks exist, and have as many holders as the collective promises.
+
+    Else a schedule in which no rank holds anything would pass.
+    """
     size, chunks = schedule.size, range(len(schedule.weights))
-    before, after = _HOLDERS.get(schedule.collective, ("", ""))
-    for when, holds, who in (
+    before, after = COLLECTIVES.get(schedule.collective, ("", ""))
+    for when, holds, holder in (
         ("before", schedule.holds_before, before),
         ("after", schedule.holds_after, after),
     ):
         holders = Counter(chunk for rank in range(size) for chunk in set(holds(rank)))
         if unknown := sorted(holders.keys() - chunks):
             raise ScheduleError(f"{chunks_text(unknown)} held {when}, of {len(chunks)}")
-        wanted = {"one rank": 1, "every rank": size}.get(who)
+        who, wanted = ("every rank", size) if holder == "every rank" else ("one rank", 1)
         for chunk in chunks:
-            if wanted is not None and holders[chunk] != wanted:
+            if holder and holders[chunk] != wanted:
                 raise ScheduleError(
                     f"chunk {chunk} is held {when} by {holders[chunk]} of "
                     f"{counted(size, 'rank')}; {schedule.collective} wants it held by {who}"
@@ -207,11 +196,7 @@ def _known_as(name: int, rank: int) -> int:
 
 
 def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
-    actual = Claim(
-        steps=len(steps),
-        sent=sum(len(send.chunks) for step in steps for send in step.sends),
-        received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
-    )
+    actual = Claim.of(steps)
     if actual != claim:
         raise ScheduleError(
             f"rank {rank} takes {counted(actual.steps, 'step')}, sends "

@@ -104,6 +104,19 @@ class Claim:
         """Return the claim of two schedules, one after the other."""
         return Claim(self.steps + then.steps, self.sent + then.sent, self.received + then.received)
 
+    def backwards(self) -> Claim:
+        """Return the claim of the schedule run backwards in time: it sends what was received."""
+        return Claim(self.steps, self.received, self.sent)
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> Claim:
+        """Count the steps of a rank."""
+        return cls(
+            steps=len(steps),
+            sent=sum(len(send.chunks) for step in steps for send in step.sends),
+            received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
+        )
+
 
 @dataclass(frozen=True)
 class Schedule:

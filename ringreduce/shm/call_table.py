@@ -27,9 +27,8 @@ _SPREAD = 0x61C88647
 The number is less than 2**31, so its product with a hash fits into a word.
 """
 
-ALL_REDUCE, REDUCE_SCATTER, REDUCE, BROADCAST, ALL_GATHER, GATHER, ALL_TO_ALL = range(7)
-SCATTER, SCATTER_TO_OUT = 7, 8
-"""Numbers of the collectives.
+ALL_REDUCE, SCATTER, SCATTER_TO_OUT = range(3)
+"""Numbers of the collectives that compiled code distinguishes.
 
 SCATTER_TO_OUT is a scatter on a rank that passes no array: `out` stands for it in the key.
 """
@@ -109,7 +108,7 @@ class FastPathState(Record):
 class Arguments(Record):
     """The arguments of a call.  All except `out` are the key of the call in the table."""
 
-    # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
+    # The number of the collective.
     collective: Word
     # The array, or the first member of the list.
     x: Address
@@ -139,7 +138,7 @@ class EntryPoint(Record):
 
     # The address of `FastPathState`.
     path: Address
-    # ALL_REDUCE, REDUCE_SCATTER ...: which collective, if it has arguments.
+    # The number of the collective, if it has arguments.
     collective: Word
     # The Python function that makes a call on the general path.
     general: Address
@@ -165,7 +164,7 @@ class CachedCall(Record):
 
     # The hash of the key; EMPTY: the slot has no call.
     hash: Word
-    # ALL_REDUCE, REDUCE_SCATTER ...: which collective.
+    # The number of the collective.
     collective: Word
     # An array with the dtype and shape of `Arguments.x`, but without its memory.
     input: Address

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MethodType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -47,34 +48,9 @@ Shape = tuple[int, ...]
 Function = Callable[..., Any]
 
 
-class _Collective(NamedTuple):
-    """The parameters of a collective."""
-
-    number: int
-    """Number of the collective in `call_table`."""
-    positional: tuple[str, ...]
-    """The parameters after `x` that may be passed by position."""
-    takes_counts: bool = False
-    """Whether the collective has the parameter `counts`."""
-
-
-_COLLECTIVES = {
-    "all_reduce": _Collective(call_table.ALL_REDUCE, ("op",)),
-    "reduce_scatter": _Collective(call_table.REDUCE_SCATTER, ("op",)),
-    "reduce": _Collective(call_table.REDUCE, ("root", "op")),
-    "broadcast": _Collective(call_table.BROADCAST, ("root",)),
-    "all_gather": _Collective(call_table.ALL_GATHER, (), takes_counts=True),
-    "gather": _Collective(call_table.GATHER, ("root",), takes_counts=True),
-    "all_to_all": _Collective(call_table.ALL_TO_ALL, ()),
-    "scatter": _Collective(call_table.SCATTER, ("root",), takes_counts=True),
-}
 SCATTER_TO_OUT = "scatter to out"
 """The collective of a `Key` for a scatter on a rank that passes no array; `shape` is out's."""
-_NUMBERS = {name: each.number for name, each in _COLLECTIVES.items()}
-_NUMBERS[SCATTER_TO_OUT] = call_table.SCATTER_TO_OUT
 BARRIER = "barrier"
-COLLECTIVES = (*_COLLECTIVES, BARRIER)
-"""The methods of a communicator that have a compiled entry."""
 
 
 class Lock(Protocol):
@@ -233,6 +209,12 @@ class FastPath:
         """The address of the slot of each admitted call."""
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
         """The call in each slot, by the slot's address, in the order of admission."""
+        self._numbers = {
+            "all_reduce": call_table.ALL_REDUCE,
+            "scatter": call_table.SCATTER,
+            SCATTER_TO_OUT: call_table.SCATTER_TO_OUT,
+        }
+        """Collective -> its number in the table; others are numbered as they come."""
         self._barrier: _Records | None = None
         self._barrier_call: CompiledCall | None = None
         self._clear()
@@ -329,18 +311,24 @@ class FastPath:
 
     # --- functions that CPython calls ---
 
-    def entry(self, collective: str, general: Function) -> Function:
-        """Return a compiled function for a collective; it calls `general` on the general path."""
+    def entry(self, collective: str, general: MethodType, takes_counts: bool = False) -> Function:
+        """Return a compiled function for a collective.
+
+        It calls the method `general` on the general path.  `takes_counts`: all ranks pass `counts`,
+        a list of ints.
+        """
         if collective == BARRIER:
             function, self._barrier = self._function(collective, general)
             return function
-        number, positional, takes_counts = _COLLECTIVES[collective]
         function, (entry, *_) = self._function(collective, general)
-        entry.collective, entry.takes_counts = number, int(takes_counts)
-        entry.least, entry.most = 1, 1 + len(positional)
-        places = {name: 1 + place for place, name in enumerate(positional)}
+        entry.collective, entry.takes_counts = self._number_of(collective), int(takes_counts)
+        places = _places_of(general.__func__)
+        entry.least, entry.most = 1, len(places)
         entry.root_at, entry.op_at = places.get("root", -1), places.get("op", -1)
         return function
+
+    def _number_of(self, collective: str) -> int:
+        return self._numbers.setdefault(collective, len(self._numbers))
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
         """Return a compiled function that makes `call` on the arrays it is bound to."""
@@ -387,7 +375,7 @@ class FastPath:
         given, like = Arguments(array_address(memory)), _like(key.shape, key.dtype)
         last, counts = _like(key.last, key.dtype), np.array(key.counts, np.int64)
         op, algorithm = key.op and sys.intern(key.op), sys.intern(key.algorithm)
-        given.collective = _NUMBERS[key.collective]
+        given.collective = self._number_of(key.collective)
         given.x, given.member_count, given.last = id(like), key.member_count, id(last)
         given.op, given.algorithm = id(op) if op else 0, id(algorithm)
         given.root, given.counts = key.root, array_address(counts)
@@ -450,6 +438,13 @@ def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
 def _like(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
     """Make an array of this shape and dtype that has the memory of one element."""
     return np.broadcast_to(np.empty((), dtype), shape)
+
+
+@cache
+def _places_of(method: Function) -> Mapping[str, int]:
+    """Return the parameters that may be passed by position: name -> place after `self`."""
+    parameters = [*inspect.signature(method).parameters.values()][1:]
+    return {p.name: place for place, p in enumerate(parameters) if p.kind is not p.KEYWORD_ONLY}
 
 
 @cache

@@ -7,8 +7,8 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.algorithms.registry import ROOTED
 from ringreduce.schedules.check import check
+from ringreduce.schedules.collectives import ROOTED
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Recv, Send, Step
 from tests.support.strategies import block_layout
@@ -82,7 +82,8 @@ def test_ranks_that_mean_different_schedules_by_one_name_are_told_so():
         for rank, steps in ((0, chain), (1, reversed_chain)):
             if comm.rank == rank:
                 rr.register_algorithm("mine", steps, chunks=lambda size: 1)
-                comm._calls.all_reduce(np.ones(2), "sum", "mine")
+                how = {"op": "sum", "algorithm": "mine", "wire": None}
+                comm._calls.get("all_reduce", np.ones(2), how)
             comm.barrier()
         with pytest.raises(rr.MismatchError, match=r"rank 0 passes schedule=.*rank 1 passes sch"):
             comm.all_reduce(np.ones(2), algorithm="mine")

@@ -21,7 +21,7 @@ from ringreduce.bench.options import read as read_bench
 from ringreduce.launch import cli
 from ringreduce.launch.case import PipelineRequest, Request
 from ringreduce.launch.completion import script
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.generators import SCHEDULES
 from ringreduce.train.strategies import STRATEGIES
 
 Completed = Callable[[str], list[str]]

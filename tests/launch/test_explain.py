@@ -21,6 +21,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
+from ringreduce.algorithms.definition import REGISTERED
 from ringreduce.config import Config, Memory
 from ringreduce.launch import case, cli, explain, host
 from ringreduce.launch.probe import Answer, ask
@@ -531,7 +532,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Schedule], None]:
     """Puts a schedule among the all-reduces, under the name of ``mine``."""
 
     def put(schedule: Schedule) -> None:
-        monkeypatch.setitem(ALGORITHMS["all_reduce"], "mine", lambda nodes, root: schedule)
+        monkeypatch.setitem(REGISTERED, ("all_reduce", "mine"), lambda nodes, root: schedule)
 
     return put
 

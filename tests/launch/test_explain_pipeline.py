@@ -12,9 +12,10 @@ import pytest
 
 from ringreduce.launch import explain_pipeline
 from ringreduce.pipeline import draw, prove, register, schedule, to_svg
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.generators import SCHEDULES
 from tests.launch.conftest import Said
 from tests.launch.test_explain import refused
+from tests.support.pipelines import forget_own
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +25,10 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own() -> Iterator[None]:
     """Lets a test register schedules for itself alone."""
-    monkeypatch.setattr("ringreduce.pipeline.registry._registered", {})
+    yield
+    forget_own()
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

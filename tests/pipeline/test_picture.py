@@ -20,7 +20,7 @@ from ringreduce.pipeline import (
     to_png,
     to_svg,
 )
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.generators import SCHEDULES
 from tests.support.pictures import Box, box, contrasts, groups, parse, shapes, text_box, whole
 from tests.support.pipelines import of_result, schedules
 

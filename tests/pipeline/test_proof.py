@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ringreduce.errors import ScheduleError
 from ringreduce.pipeline import Action, PipelineSchedule, lower, prove, schedule
+from ringreduce.pipeline.generators import SCHEDULES
 from ringreduce.pipeline.lowering import vocabulary
-from ringreduce.pipeline.registry import SCHEDULES
 from ringreduce.schedules.matching import match, posts, progress
 from tests.support.pipelines import (
     Edit,

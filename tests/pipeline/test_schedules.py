@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ringreduce import pipeline
 from ringreduce.pipeline import Action, PipelineSchedule, schedule
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.generators import SCHEDULES
+from tests.support.pipelines import forget_own
 
 
 def texts(shown: PipelineSchedule, rank: int) -> str:
@@ -68,7 +69,7 @@ def test_three_ranks_act_as_in_the_source(
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_generator_has_at_most_15_lines_and_names_its_source(name: str) -> None:
-    function = SCHEDULES[name].acts
+    function, _ = SCHEDULES[name]
     (tree,) = ast.parse(inspect.getsource(function)).body
     assert isinstance(tree, ast.FunctionDef)
     docstring, *body = tree.body
@@ -122,10 +123,10 @@ def test_interleaved_refuses_splits_that_the_ranks_do_not_divide(
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def register() -> Iterator[Callable[..., None]]:
     """Registers for one test alone."""
-    monkeypatch.setattr("ringreduce.pipeline.registry._registered", {})
-    return pipeline.register
+    yield pipeline.register
+    forget_own()
 
 
 def one_at_a_time(ranks: int, rank: int, splits: int, virtual: int):

@@ -18,9 +18,9 @@ import pytest
 
 import ringreduce as rr
 from ringreduce import bootstrap
+from ringreduce.calls.collectives import ENTRIES
 from ringreduce.compiler.interpreter import let_go_of_object
 from ringreduce.shm import entry
-from ringreduce.shm.fast_path import COLLECTIVES
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -509,7 +509,7 @@ def test_a_communicator_that_logs_messages_keeps_to_the_general_path():
     assert spawn(program, log_messages=True) == [9, 9]
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_a_collective_still_looks_like_the_method(name):
     def program(comm):
         method, entry = getattr(rr.Communicator, name), getattr(comm, name)
@@ -524,7 +524,7 @@ def test_a_collective_still_looks_like_the_method(name):
     spawn(program)
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_a_method_of_ones_own_is_not_hidden(monkeypatch, name):
     """As long as the method is called by its name: other methods may call it, too."""
     called = []

@@ -339,8 +339,8 @@ MUTATIONS = [
     Mutation(
         "wire-not-signed",
         "calls/cache.py",
-        'return {} if wire is None else {"wire": repr(wire)}',
-        "return {}",
+        'if value is not None and name != "algorithm"',
+        'if value is not None and name not in ("algorithm", "wire")',
         "Ranks that send other dtypes get no error.",
     ),
     Mutation(
@@ -663,8 +663,8 @@ MUTATIONS = [
     Mutation(
         "tree-without-sums",
         "algorithms/tree.py",
-        "recvs=tuple(Recv(child, chunks, reduce=True) for child in edge.child)",
-        "recvs=tuple(Recv(child, chunks) for child in edge.child)",
+        "recvs=tuple(Recv(child, whole, reduce=True) for child in edge.child)",
+        "recvs=tuple(Recv(child, whole) for child in edge.child)",
         "A child's data replace its parent's data.",
     ),
     # --- uneven batches ---

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ringreduce.pipeline import Action, PipelineSchedule, schedule
-from ringreduce.pipeline.registry import SCHEDULES
+from ringreduce.pipeline.definition import REGISTERED
+from ringreduce.pipeline.generators import SCHEDULES
 
 Edit = Callable[[list[str]], object]
 """Changes the texts of the actions of a rank."""
@@ -33,6 +34,12 @@ def schedules(draw: st.DrawFn, most_ranks: int = 6, most_splits: int = 12) -> Pi
     if name != "interleaved":
         return schedule(name, ranks, splits)
     return schedule(name, ranks, -(-splits // ranks) * ranks, draw(st.integers(1, 4)))
+
+
+def forget_own() -> None:
+    """Forget the schedules that tests have registered."""
+    for name in REGISTERED.keys() - SCHEDULES.keys():
+        del REGISTERED[name]
 
 
 def with_acts(right: PipelineSchedule, acts: Sequence[Sequence[Action | str]]) -> PipelineSchedule:
