@@ -102,7 +102,7 @@ _BY_FILE = {
     "devices/folds.py": ("tests/devices/test_folds.py",),
     "devices/vectors.py": ("tests/devices/test_folds.py",),
     "pipeline/lowering.py": ("tests/pipeline/test_lowering.py", "tests/pipeline/test_proof.py"),
-    "parallel/shares.py": ("tests/parallel/test_join.py",),
+    "parallel/reducer.py": ("tests/parallel/test_join.py",),
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "train/compare/__main__.py": ("tests/train/test_compare.py",),
     "shm/copies.py": _SHARED,

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
 from ringreduce.parallel.buckets import Bucket, Now
 from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
-from ringreduce.parallel.shares import JoinedBatch, Share
 
 B = TypeVar("B", bound=Bucket)
 Batch = TypeVar("Batch")
@@ -91,6 +92,50 @@ def checked_samples(where: str, value: Any) -> float:
     return number
 
 
+class Turn:
+    """A step in which gradients count by samples: one of `weigh`, or a turn of the loop of `join`.
+
+    An all-reduce adds up the samples of all ranks while this rank computes.
+    """
+
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        samples: float,
+        number: int = 0,
+        *,
+        has_batch: bool = True,
+        sums: bool = False,
+    ) -> None:
+        """Start the all-reduce.  With `sums`, the gradients are shares already."""
+        self.number, self.has_batch = number, has_batch
+        """The number is 1 in the first turn of a loop, and 0 outside of a loop."""
+        self._samples = samples
+        numbers = [samples, has_batch] if number else [samples]
+        self.work = comm.all_reduce(np.array(numbers, np.float64), async_op=True)
+        self._share = float(has_batch) if sums else None
+        self.ended: rr.MismatchError | None = None
+        """The error that has ended the loop on all ranks."""
+
+    def share(self) -> float:
+        """Return the samples of this rank divided by those of all ranks: the gradients' factor.
+
+        Waits until all ranks have begun.  After a MismatchError the share is 0: `finish` then
+        raises the same error on all ranks.
+        """
+        if self._share is None:
+            try:
+                # Sums over samples, to be divided in the end, could overflow 16 bits on the wire.
+                self._share = self._samples / (float(self.work.wait()[0]) or 1.0)
+            except rr.MismatchError:
+                self._share = 0.0
+        return self._share
+
+    def anyone(self) -> bool:
+        """Return whether any rank has a batch in this turn of a loop.  Raises MismatchError."""
+        return bool(self.work.wait()[1])
+
+
 class Reducer(Generic[B]):
     """Reduces gradients in buckets; a subclass has the buckets, and returns the results.
 
@@ -110,9 +155,9 @@ class Reducer(Generic[B]):
         self._lent: set[str] = set()
         """Names whose buffer was asked for in this step."""
         self._synchronises = True
-        self._weighed: Share | None = None
+        self._weighed: Turn | None = None
         """What `weigh` began in this step."""
-        self._joined: JoinedBatch | None = None
+        self._joined: Turn | None = None
         """The present turn of the loop of `join`."""
         self._left: rr.MismatchError | None = None
         """The error of a loop that this rank has left; the next call raises it."""
@@ -166,7 +211,7 @@ class Reducer(Generic[B]):
             raise ValueError("weigh: join weights the gradients; pass samples= to join")
         if self._ready or self._accumulated or self._weighed is not None:
             raise ValueError("weigh: call it once a step, before the first ready")
-        self._weighed = Share(self._comm, weight)
+        self._weighed = Turn(self._comm, weight)
 
     def join(
         self, batches: Iterable[Batch], samples: Callable[[Batch], float] | None = None
@@ -316,7 +361,7 @@ class Reducer(Generic[B]):
                 batch = next(batches, _NO_BATCH)
                 has_batch = batch is not _NO_BATCH
                 count = checked_samples("join: a batch has", samples(batch)) if has_batch else 0.0
-                turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
+                turn = Turn(self._comm, count, number, has_batch=has_batch, sums=sums)
                 self._joined = turn
                 if not has_batch and not self._anyone(turn):
                     ended = True
@@ -329,7 +374,7 @@ class Reducer(Generic[B]):
                 self._leave(number)
             self._joined = None
 
-    def _anyone(self, turn: JoinedBatch) -> bool:
+    def _anyone(self, turn: Turn) -> bool:
         """Return whether any rank has a batch.  Raises MismatchError if the loop has to end."""
         if turn.ended is not None:
             raise turn.ended
@@ -401,8 +446,7 @@ class Reducer(Generic[B]):
     def _works(self) -> list[rr.Work[Any] | Now]:
         """Return the calls of this step: those of buckets in their order, then that of shares."""
         works: list[rr.Work[Any] | Now | None] = [bucket.work for bucket in self._buckets]
-        shares = (self._weighed, self._joined)
-        works += [share.work for share in shares if share is not None]
+        works += [turn.work for turn in (self._weighed, self._joined) if turn is not None]
         return [work for work in works if work is not None]
 
     def _all_over(self) -> bool:
@@ -416,8 +460,8 @@ class Reducer(Generic[B]):
 
     def _share(self) -> float:
         """Return the factor of this rank's gradients."""
-        share = self._joined or self._weighed
-        return 1.0 if share is None else share.value()
+        turn = self._joined or self._weighed
+        return 1.0 if turn is None else turn.share()
 
     def _wait(self) -> rr.MismatchError | None:
         """Wait for all calls of this step; return the first error."""

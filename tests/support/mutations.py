@@ -663,7 +663,7 @@ MUTATIONS = [
     # --- uneven batches ---
     Mutation(
         "loop-ends-with-the-first-rank",
-        "parallel/shares.py",
+        "parallel/reducer.py",
         "return bool(self.work.wait()[1])",
         "return self.has_batch",
         "A rank without batches leaves the loop of join while others have batches.",
