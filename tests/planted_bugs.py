@@ -113,7 +113,7 @@ _BY_FILE = {
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),
     "parallel/layout.py": _SHARDED,
-    "parallel/sharded_buckets.py": _SHARDED,
+    "parallel/buckets.py": _SHARDED,
     "parallel/sharded_parallel.py": _SHARDED,
     "parallel/stage_messages.py": ("tests/parallel/test_pipeline_parallel.py",),
     "parallel/stages.py": ("tests/parallel/test_pipeline_parallel.py",),

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.parallel.central_parallel import CentralParallel
 from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.equality import check_equal, on_host
 from ringreduce.parallel.layers import cross_entropy
-from ringreduce.parallel.sharded_parallel import ShardedParallel
+from ringreduce.parallel.sharded_parallel import CentralParallel, ShardedParallel
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.parts import Metered, Part, Run, of_running, spread
 

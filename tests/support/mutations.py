@@ -727,9 +727,9 @@ MUTATIONS = [
     ),
     Mutation(
         "dropped-layer-used-again",
-        "parallel/sharded_buckets.py",
-        "self._lent_flat, self._fetched = None, {}",
-        "self._lent_flat = None",
+        "parallel/buckets.py",
+        "self._lent_flat, self.parameters = None, {}",
+        "self.parameters = {}",
         "A layer that was dropped is not gathered again.",
     ),
     Mutation(
