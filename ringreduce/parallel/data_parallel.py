@@ -35,10 +35,9 @@ class DataParallel(Reducer):
             has a bucket of its own.
         op: ``"mean"``; or ``"sum"``, if a rank's gradients are its share of the mean already: sums
             over its samples, divided by the number of samples of all ranks.
-            A mean is a sum that is divided: gradients whose sum is above the largest number of
-            their dtype overflow to infinity, although their mean does not, as of three ranks with
-            60000 in float16.  Against it helps a smaller loss scale, or ``"sum"`` with gradients
-            divided by ``comm.size`` before `ready`.
+            Ranks add gradients up, and divide the sum.  A sum above the largest number of the
+            dtype becomes infinity, such as that of three ranks with 60000 in float16.  Then use a
+            smaller loss scale, or ``"sum"``, and divide by ``comm.size`` before `ready`.
         wire: ``"bfloat16"`` or ``"float16"`` sends half as many bytes; see
             `Communicator.all_reduce`.
         algorithm: of the all-reduces.

@@ -28,7 +28,7 @@ from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, 
 
 Batch = TypeVar("Batch")
 _MOST_SAMPLES = 1e300
-"""The sum of so many samples of all ranks is finite."""
+"""The most samples of a rank: the sum over all ranks stays finite."""
 _NO_BATCH: Any = object()
 """The batch of a rank that has no more."""
 
@@ -106,9 +106,11 @@ class Turn:
         has_batch: bool = True,
         sums: bool = False,
     ) -> None:
-        """Start the all-reduce.  With `sums`, the gradients are shares already."""
+        """Start the all-reduce.  The first turn of a loop has number 1, that of `weigh` has 0.
+
+        With `sums`, the gradients are shares already.
+        """
         self.number, self.has_batch = number, has_batch
-        """The number is 1 in the first turn of a loop, and 0 outside of a loop."""
         self._samples = samples
         numbers = [samples, has_batch] if number else [samples]
         self.work = comm.all_reduce(np.array(numbers, np.float64), async_op=True)
@@ -117,7 +119,7 @@ class Turn:
         """The error that has ended the loop on all ranks."""
 
     def share(self) -> float:
-        """Return the samples of this rank divided by those of all ranks: the gradients' factor.
+        """Return the factor of this rank's gradients: its samples, divided by those of all ranks.
 
         Waits until all ranks have begun.  After a MismatchError the share is 0: `finish` then
         raises the same error on all ranks.
@@ -189,7 +191,7 @@ class Reducer:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of gradients, and of gathered parameters, that this rank sends in a step."""
+        """Bytes of gradients and of gathered parameters that this rank sends in a step."""
         if self._sent_bytes is None:
             self._sent_bytes = sum(bucket.sent_bytes(self._op) for bucket in self._buckets)
         return self._sent_bytes

@@ -4,6 +4,7 @@ A ring all-reduce is a reduce-scatter and an all-gather.  Between the two, each 
 its shard of the gradients.  Here each rank updates its shard of the parameters between the two, and
 the second half gathers parameters in the place of gradients.  So a rank needs the optimizer's
 arrays for its shard alone; the messages are those of the all-reduce, and so are the bits.
+`CentralParallel` gathers nothing: the ranks of a node share the parameters.
 
 Source: Rajbhandari, Rasley, Ruwase & He, "ZeRO: memory optimizations toward training trillion
 parameter models", SC 2020.
