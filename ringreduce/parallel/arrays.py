@@ -6,6 +6,7 @@ import operator
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Number
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -113,3 +114,8 @@ def whole(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} is {value}; wanted at least {least}")
     return number
+
+
+def module_of(array: Any) -> ModuleType:
+    """Return the module of an array, NumPy or CuPy."""
+    return sys.modules[type(array).__module__.partition(".")[0]]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.parallel.arrays import check_comm
-from ringreduce.parallel.buckets import WholeBucket, cut, module_of
+from ringreduce.parallel.arrays import check_comm, module_of
+from ringreduce.parallel.buckets import REPLICAS, cut
 from ringreduce.parallel.mismatches import check_alike, check_arrays
 from ringreduce.parallel.reducer import Reducer, agree, checked_samples
 
@@ -16,7 +16,7 @@ _IN_BUFFER: Any = object()
 """The gradient of a call of `ready` without one."""
 
 
-class DataParallel(Reducer[WholeBucket]):
+class DataParallel(Reducer):
     """One rank's part of a data-parallel model: any model whose parameters are named arrays.
 
     Every rank makes a DataParallel, with parameters of the same names, shapes and dtypes; arrays
@@ -35,10 +35,9 @@ class DataParallel(Reducer[WholeBucket]):
             has a bucket of its own.
         op: ``"mean"``; or ``"sum"``, if a rank's gradients are its share of the mean already: sums
             over its samples, divided by the number of samples of all ranks.
-            A mean is a sum that is divided: gradients whose sum is above the largest number of
-            their dtype overflow to infinity, although their mean does not, as of three ranks with
-            60000 in float16.  Against it helps a smaller loss scale, or ``"sum"`` with gradients
-            divided by ``comm.size`` before `ready`.
+            Ranks add gradients up, and divide the sum.  A sum above the largest number of the
+            dtype becomes infinity, such as that of three ranks with 60000 in float16.  Then use a
+            smaller loss scale, or ``"sum"``, and divide by ``comm.size`` before `ready`.
         wire: ``"bfloat16"`` or ``"float16"`` sends half as many bytes; see
             `Communicator.all_reduce`.
         algorithm: of the all-reduces.
@@ -81,22 +80,11 @@ class DataParallel(Reducer[WholeBucket]):
         backwards = list(params.items())[::-1]
         members = cut(backwards, first_bucket_bytes, bucket_bytes)
         how: dict[str, Any] = {"wire": wire, "algorithm": algorithm}
-        buckets = [WholeBucket(comm, each, how) for each in members]
-        for bucket in buckets:
-            comm.all_reduce(bucket.flat[:0], op, **how)  # raises here if not available
-        super().__init__(comm, buckets, op)
-        self._how = how
-        self._sent_bytes: int | None = None
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of gradients that this rank sends in a step."""
-        if self._sent_bytes is None:
-            call = self._comm.sent_bytes
-            how, op = self._how, self._op
-            flats = [bucket.flat for bucket in self._buckets]
-            self._sent_bytes = sum(call("all_reduce", flat, op=op, **how) for flat in flats)
-        return self._sent_bytes
+        super().__init__(comm, members, REPLICAS, op, how)
+        for bucket in self._buckets:
+            comm.all_reduce(bucket.rows[:0], op, **how)  # raises here if not available
+        self._lent: set[str] = set()
+        """Names whose buffer was asked for in this step."""
 
     def buffer(self, name: str) -> Any:
         """Return the array in which the gradient of a parameter is reduced.
@@ -165,7 +153,7 @@ class DataParallel(Reducer[WholeBucket]):
                 )
         if gradient is place and name in self._accumulated:
             raise ValueError(f"ready: the sum of {name!r} is in its buffer; pass the gradient")
-        self._report(name, gradient)
+        super().ready(name, gradient)
 
     def finish(self) -> dict[str, Any]:
         """Wait for all buckets, and return name -> mean gradient, the same on all ranks.
@@ -190,6 +178,10 @@ class DataParallel(Reducer[WholeBucket]):
         """
         self._finish()
         return {name: bucket.places[name] for name, bucket in self._bucket_of.items()}
+
+    def _begin_again(self) -> None:
+        super()._begin_again()
+        self._lent.clear()
 
 
 def average(comm: rr.Communicator, params: Mapping[str, Any], samples: float = 1) -> None:

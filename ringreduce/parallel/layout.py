@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.parallel.buckets import module_of
+from ringreduce.parallel.arrays import module_of
 
 Pieces = list[tuple[slice, slice]]
 """Parts of one flat array and their places in another, in ascending order of the first."""
 
 
-class Layout:
+class RowLayout:
     """The places of the numbers of a bucket.
 
     The numbers of the parameters, one parameter after another, are the *flat* bucket.  The array of
@@ -24,7 +25,8 @@ class Layout:
     def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
         """Lay out the parameters, name and array; all have the same dtype."""
         like = members[0][1]
-        self.count = sum(array.size for _, array in members)
+        ends = list(accumulate((array.size for _, array in members), initial=0))
+        self.count = ends[-1]
         """Numbers of the flat bucket."""
         xp = module_of(like)
         shards = comm.shards(xp.broadcast_to(xp.zeros((), like.dtype), (self.count,)))
@@ -42,32 +44,23 @@ class Layout:
             for rank, length in enumerate(lengths)
         ]
         """The ends of the rows, which have no number of the bucket."""
-        self.places = dict(zip((name for name, _ in members), _places(members), strict=True))
+        self.places = {
+            name: slice(*place) for (name, _), place in zip(members, pairwise(ends), strict=True)
+        }
         """Name -> its numbers in the flat bucket."""
-        self.rows: Pieces = sorted(
-            (
-                piece
-                for rank, parts in enumerate(shards)
-                for piece in _one_after_another(parts, rank * self.width)
-            ),
-            key=lambda piece: piece[0].start,
-        )
-        """Pairs of a slice of the flat bucket, and of the rows."""
-        self.in_rows = {name: _between(self.rows, at) for name, at in self.places.items()}
+        rows = [
+            piece
+            for rank, parts in enumerate(shards)
+            for piece in _one_after_another(parts, rank * self.width)
+        ]
+        rows.sort(key=lambda piece: piece[0].start)
+        self.in_rows = {name: _between(rows, at) for name, at in self.places.items()}
         """Name of a parameter -> pairs of a slice of the parameter, and of the rows."""
-        own = list(_one_after_another(shards[comm.rank], 0))
-        self.own = [place for _, place in own]
-        """The parts of this rank's shard, as an all-reduce reduces them."""
-        self.in_shard = {name: _between(own, at) for name, at in self.places.items()}
+        self.own = list(_one_after_another(shards[comm.rank], 0))
+        """The parts of this rank's shard, as an all-reduce reduces them: pairs of a slice of the
+        flat bucket, and of the shard."""
+        self.in_shard = {name: _between(self.own, at) for name, at in self.places.items()}
         """Name of a parameter -> pairs of a slice of the parameter, and of this rank's shard."""
-
-
-def _places(members: Sequence[tuple[str, Any]]) -> Iterator[slice]:
-    """Yield the place of each parameter in the flat bucket."""
-    end = 0
-    for _, array in members:
-        start, end = end, end + array.size
-        yield slice(start, end)
 
 
 def _one_after_another(parts: Sequence[slice], end: int) -> Iterator[tuple[slice, slice]]:

@@ -44,22 +44,21 @@ def check_alike(
 
 @dataclass(frozen=True)
 class Reported:
-    """Where a rank is, and what it has reported in its step."""
+    """What a rank tells the others after an error in a step."""
 
     place: str
-    """``"finish"``; ``"join"``: a turn has begun; ``"left"``: it has left the loop of `join`."""
+    """``"finish"``; ``"join"`` at the end of a turn; ``"left"`` after it has left the loop."""
     turn: int
     """Number of the turn in the loop of `join`, from 1; 0 outside of a loop."""
     weighed: bool
-    """Whether it has called `weigh`."""
     missing: Sequence[str]
-    """The names of the gradients that it has not reported."""
+    """Names of the gradients that the rank has not reported."""
 
 
 def settle(
     comm: rr.Communicator, mine: Reported, seen: rr.MismatchError | None, rounds: int
 ) -> tuple[rr.MismatchError | None, bool]:
-    """Return the error that names who did what, or else `seen`; and whether a loop has to end.
+    """Return the error that names ranks, or else `seen`, and whether a loop of `join` has to end.
 
     Collective: every rank has seen an error of this step, lacks gradients, or has left the loop of
     `join`.  The ranks may have made different numbers of calls before, at most `rounds`.

@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
-from ringreduce.parallel.buckets import Bucket, Now
+from ringreduce.parallel.buckets import Bucket, Now, Setting, make_buckets
 from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
-from ringreduce.parallel.shares import JoinedBatch, Share
 
-B = TypeVar("B", bound=Bucket)
 Batch = TypeVar("Batch")
 _MOST_SAMPLES = 1e300
-"""The sum of so many samples of all ranks is finite."""
+"""The most samples of a rank: the sum over all ranks stays finite."""
 _NO_BATCH: Any = object()
 """The batch of a rank that has no more."""
 
@@ -91,39 +91,95 @@ def checked_samples(where: str, value: Any) -> float:
     return number
 
 
-class Reducer(Generic[B]):
-    """Reduces gradients in buckets; a subclass has the buckets, and returns the results.
+class Turn:
+    """A step in which gradients count by samples: one of `weigh`, or a turn of the loop of `join`.
 
+    An all-reduce adds up the samples of all ranks while this rank computes.
+    """
+
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        samples: float,
+        number: int = 0,
+        *,
+        has_batch: bool = True,
+        sums: bool = False,
+    ) -> None:
+        """Start the all-reduce.  The first turn of a loop has number 1, that of `weigh` has 0.
+
+        With `sums`, the gradients are shares already.
+        """
+        self.number, self.has_batch = number, has_batch
+        self._samples = samples
+        numbers = [samples, has_batch] if number else [samples]
+        self.work = comm.all_reduce(np.array(numbers, np.float64), async_op=True)
+        self._share = float(has_batch) if sums else None
+        self.ended: rr.MismatchError | None = None
+        """The error that has ended the loop on all ranks."""
+
+    def share(self) -> float:
+        """Return the factor of this rank's gradients: its samples, divided by those of all ranks.
+
+        Waits until all ranks have begun.  After a MismatchError the share is 0: `finish` then
+        raises the same error on all ranks.
+        """
+        if self._share is None:
+            try:
+                # Sums over samples, to be divided in the end, could overflow 16 bits on the wire.
+                self._share = self._samples / (float(self.work.wait()[0]) or 1.0)
+            except rr.MismatchError:
+                self._share = 0.0
+        return self._share
+
+    def anyone(self) -> bool:
+        """Return whether any rank has a batch in this turn of a loop.  Raises MismatchError."""
+        return bool(self.work.wait()[1])
+
+
+class Reducer:
+    """Reduces gradients in buckets.  A subclass chooses their setting, and has the results.
+
+    `members` are the parameters of each bucket, `how` further arguments of the collective calls.
     `op` is mean or sum.
     """
 
     __module__ = "ringreduce.train"
 
-    def __init__(self, comm: rr.Communicator, buckets: Sequence[B], op: str) -> None:
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        members: Sequence[Sequence[tuple[str, Any]]],
+        setting: Setting,
+        op: str,
+        how: Mapping[str, Any],
+        slots: Sequence[str] = (),
+    ) -> None:
         self._comm, self._op = comm, op
-        self._buckets = buckets
-        self._bucket_of = {name: bucket for bucket in buckets for name in bucket.kinds}
+        self._buckets = make_buckets(comm, members, setting, how, slots)
+        self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.likes}
         self._started = 0
         """Buckets whose call is under way or done, in order."""
         self._ready: set[str] = set()
         self._accumulated: set[str] = set()
-        self._lent: set[str] = set()
-        """Names whose buffer was asked for in this step."""
         self._synchronises = True
-        self._weighed: Share | None = None
-        """What `weigh` began in this step."""
-        self._joined: JoinedBatch | None = None
+        self._weighed: Turn | None = None
+        """The turn that `weigh` began in this step."""
+        self._joined: Turn | None = None
         """The present turn of the loop of `join`."""
         self._left: rr.MismatchError | None = None
         """The error of a loop that this rank has left; the next call raises it."""
         self._exposed_s = 0.0
+        self._gathered_s = 0.0
+        """Seconds of the gathers of this step."""
+        self._sent_bytes: int | None = None
         self.times = StepTimes(0.0, 0.0)
         """Times of the last finished step."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
         """Names of the parameters in each bucket, in the order in which buckets are reduced."""
-        return tuple(tuple(bucket.kinds) for bucket in self._buckets)
+        return tuple(tuple(bucket.likes) for bucket in self._buckets)
 
     @property
     def shard(self) -> list[Any]:
@@ -132,6 +188,13 @@ class Reducer(Generic[B]):
         The shards of all ranks together have each number of the gradients once.
         """
         return [part for bucket in self._buckets for part in bucket.shard]
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients and of gathered parameters that this rank sends in a step."""
+        if self._sent_bytes is None:
+            self._sent_bytes = sum(bucket.sent_bytes(self._op) for bucket in self._buckets)
+        return self._sent_bytes
 
     def weigh(self, samples: int) -> None:
         """Weight this rank's gradients of this step by `samples`.
@@ -166,7 +229,7 @@ class Reducer(Generic[B]):
             raise ValueError("weigh: join weights the gradients; pass samples= to join")
         if self._ready or self._accumulated or self._weighed is not None:
             raise ValueError("weigh: call it once a step, before the first ready")
-        self._weighed = Share(self._comm, weight)
+        self._weighed = Turn(self._comm, weight)
 
     def join(
         self, batches: Iterable[Batch], samples: Callable[[Batch], float] | None = None
@@ -216,6 +279,62 @@ class Reducer(Generic[B]):
             raise ValueError("join: another loop of join has not ended")
         return self._join(iter(batches), samples or (lambda batch: 1.0))
 
+    def ready(self, name: str, gradient: Any) -> None:
+        """Report the final gradient of a parameter.
+
+        The reduction of a bucket starts when the bucket is full and those of all buckets before it
+        have started.
+
+        Args:
+            name: name of the parameter.
+            gradient: array of the parameter's shape and dtype.  It is copied, and may be
+                overwritten as soon as `ready` returns.
+
+        Raises:
+            ValueError: an unknown parameter, one that was reported before in this step, or a
+                gradient of another shape or dtype.
+            TypeError: the gradient is no array, or None, as of a parameter that was not used:
+                report zeros for it.
+
+        Example:
+            >>> def program(comm):
+            ...     sharded = rr.train.ShardedParallel(comm, {"w": np.zeros(2)}, stage=1)
+            ...     sharded.ready("w", np.array([1.0, 2.0]) * comm.rank)
+            ...     sharded.finish()
+            ...     return sharded.shard[0].tolist()
+            >>> rr.spawn(program, 2)
+            [[0.5], [1.0]]
+        """
+        begin = time.perf_counter()
+        self._check_left()
+        bucket = self._bucket(name, "ready")
+        if name in self._ready:
+            raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
+        like = bucket.likes[name]
+        check_used("ready", name, gradient, like)
+        gradient = plain("ready", f"the gradient of {name!r}", gradient)
+        if (gradient.shape, gradient.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
+                f"wanted {like.dtype}{list(like.shape)}"
+            )
+        turn = self._joined or self._weighed
+        share = 1.0 if turn is None else turn.share()
+        if share != 1:
+            gradient = gradient.copy()
+            if share:
+                scale(gradient, share, out=gradient)
+            else:
+                gradient[...] = 0  # NaN times 0 would be NaN
+        self._put(bucket, name, gradient)
+        if self._synchronises:
+            self._ready.add(name)
+            bucket.missing.discard(name)
+            self._start_full_buckets()
+        else:
+            self._accumulated.add(name)
+        self._exposed_s += time.perf_counter() - begin
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank alone, as a context manager.
@@ -254,37 +373,6 @@ class Reducer(Generic[B]):
 
     # --- implementation ---
 
-    def _report(self, name: str, gradient: Any) -> None:
-        """Report the final gradient of a parameter, for the method `ready`."""
-        begin = time.perf_counter()
-        self._check_left()
-        bucket = self._bucket(name, "ready")
-        if name in self._ready:
-            raise ValueError(f"ready: {name!r} was ready before in this step; call finish first")
-        shape, dtype = bucket.kinds[name]
-        check_used("ready", name, gradient, bucket.kinds[name])
-        gradient = plain("ready", f"the gradient of {name!r}", gradient)
-        if (gradient.shape, gradient.dtype) != (shape, dtype):
-            raise ValueError(
-                f"ready: the gradient of {name!r} is {gradient.dtype}{list(gradient.shape)}; "
-                f"wanted {dtype}{list(shape)}"
-            )
-        share = self._share()
-        if share != 1:
-            gradient = gradient.copy()
-            if share:
-                scale(gradient, share, out=gradient)
-            else:
-                gradient[...] = 0  # NaN times 0 would be NaN
-        self._put(bucket, name, gradient)
-        if self._synchronises:
-            self._ready.add(name)
-            bucket.missing.discard(name)
-            self._start_full_buckets()
-        else:
-            self._accumulated.add(name)
-        self._exposed_s += time.perf_counter() - begin
-
     def _finish(self) -> None:
         """Wait for all buckets, for the method `finish`."""
         self._check_left()
@@ -293,15 +381,14 @@ class Reducer(Generic[B]):
         begin = time.perf_counter()
         if self._has_no_batch:
             self._report_nothing()
-        seen: rr.MismatchError | None = None
         try:
-            mine = self._reported("finish", self._turn)
-            if not mine.missing:
-                seen = self._wait()
-            if mine.missing or seen is not None:
-                raise self._explained(mine, seen)
+            lacks = any(bucket.missing for bucket in self._buckets)
+            seen = None if lacks else self._wait()
+            if lacks or seen is not None:
+                raise self._explained("finish", seen)
             self._exposed_s += time.perf_counter() - begin
-            self.times = StepTimes(self._communication_s(), self._exposed_s)
+            seconds = sum(work.seconds or 0.0 for work in self._works())
+            self.times = StepTimes(seconds + self._gathered_s, self._exposed_s)
         finally:
             self._begin_again()
 
@@ -316,7 +403,7 @@ class Reducer(Generic[B]):
                 batch = next(batches, _NO_BATCH)
                 has_batch = batch is not _NO_BATCH
                 count = checked_samples("join: a batch has", samples(batch)) if has_batch else 0.0
-                turn = JoinedBatch(self._comm, number, count, has_batch=has_batch, sums=sums)
+                turn = Turn(self._comm, count, number, has_batch=has_batch, sums=sums)
                 self._joined = turn
                 if not has_batch and not self._anyone(turn):
                     ended = True
@@ -326,38 +413,50 @@ class Reducer(Generic[B]):
         finally:
             ended = ended or (self._joined is not None and self._joined.ended is not None)
             if not ended:
-                self._leave(number)
+                # There is nobody to tell if the communicator is broken or closed.
+                with suppress(rr.RingReduceError, ValueError):
+                    self._left = self._settle("left", number, None)
             self._joined = None
 
-    def _anyone(self, turn: JoinedBatch) -> bool:
+    def _anyone(self, turn: Turn) -> bool:
         """Return whether any rank has a batch.  Raises MismatchError if the loop has to end."""
         if turn.ended is not None:
             raise turn.ended
         try:
             return turn.anyone()
         except rr.MismatchError as error:
-            try:
-                raise self._explained(self._reported("join", turn.number), error) from None
-            finally:
-                self._begin_again()
+            raise self._explained("join", error) from None
 
-    def _leave(self, number: int) -> None:
-        """Tell the other ranks that this rank leaves the loop in a turn, unless all ranks do."""
-        # There is nobody to tell if the communicator is broken or closed.
-        with suppress(rr.RingReduceError, ValueError):
-            self._left = self._settle(self._reported("left", number), None)
-        self._begin_again()
+    def _explained(self, place: str, seen: rr.MismatchError | None) -> rr.MismatchError:
+        """Return the error of this step, which all ranks have.  Collective."""
+        error = self._settle(place, 0 if self._joined is None else self._joined.number, seen)
+        assert error is not None
+        return error
+
+    def _settle(
+        self, place: str, turn: int, seen: rr.MismatchError | None
+    ) -> rr.MismatchError | None:
+        """Return the error that names who did what, or else `seen`; begin a new step.  Collective.
+
+        `place` and `turn` are those of `Reported`.  First waits until no call of this step is under
+        way on this rank.
+        """
+        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        mine = Reported(place, turn, self._weighed is not None, missing)
+        try:
+            self._wait()
+            error, ends = settle(self._comm, mine, seen, rounds=len(self._buckets) + 4)
+        finally:
+            self._begin_again()
+        if self._joined is not None and ends:
+            self._joined.ended = error
+        return error
 
     def _check_left(self) -> None:
         """Raise the error of a loop that this rank has left."""
         if self._left is not None:
             error, self._left = self._left, None
             raise error
-
-    @property
-    def _turn(self) -> int:
-        """The number of the present turn in the loop of `join`; 0 outside of a loop."""
-        return 0 if self._joined is None else self._joined.number
 
     @property
     def _has_no_batch(self) -> bool:
@@ -369,55 +468,48 @@ class Reducer(Generic[B]):
         for bucket in self._buckets:
             self._report_zeros(bucket)
 
-    def _report_zeros(self, bucket: B) -> None:
+    def _report_zeros(self, bucket: Bucket) -> None:
         """Report zeros for the gradients of a bucket that are not reported."""
         for name in bucket.missing - self._accumulated:
-            self._put(bucket, name, bucket.kinds[name].dtype.type(0))
+            self._put(bucket, name, bucket.likes[name])
         self._ready |= bucket.missing
         bucket.missing.clear()
         self._start_full_buckets()
 
-    def _put(self, bucket: B, name: str, gradient: Any) -> None:
+    def _put(self, bucket: Bucket, name: str, gradient: Any) -> None:
         """Write a gradient, or add it to the sum of this step."""
+        if bucket.rows is None:
+            self._make_room(bucket)
         bucket.put(name, gradient, add=name in self._accumulated)
 
-    def _reported(self, place: str, turn: int = 0) -> Reported:
-        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
-        return Reported(place, turn, self._weighed is not None, missing)
+    def _make_room(self, bucket: Bucket) -> None:
+        """Wait for reductions, in their order, until the bucket's workspace is not full."""
+        for reduced in self._buckets[: self._started]:
+            if not bucket.workspace.is_full:
+                return
+            if reduced.workspace is bucket.workspace and reduced.work is not None:
+                with suppress(rr.MismatchError):  # `finish` raises it
+                    reduced.work.wait()
+                reduced.release()
 
     def _start_full_buckets(self) -> None:
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:
             bucket = self._buckets[self._started]
             op = self._op if self._joined is None and self._weighed is None else "sum"
             reduce = bucket.reduction(op)
-            # The last gradient ends backward.  If no other all-reduce is under way, this thread
+            # The last gradient ends backward.  If no other reduction is under way, this thread
             # makes the call itself: a small all-reduce takes less time than to wake another thread.
-            if bucket is self._buckets[-1] and self._all_over():
+            if bucket is self._buckets[-1] and all(work.done() for work in self._works()):
                 bucket.work = Now(reduce)
             else:
                 bucket.work = reduce(async_op=True)
             self._started += 1
 
     def _works(self) -> list[rr.Work[Any] | Now]:
-        """Return the calls of this step: those of buckets in their order, then that of shares."""
+        """Return the calls of this step: those of buckets in their order, then that of the turn."""
         works: list[rr.Work[Any] | Now | None] = [bucket.work for bucket in self._buckets]
-        shares = (self._weighed, self._joined)
-        works += [share.work for share in shares if share is not None]
+        works += [turn.work for turn in (self._weighed, self._joined) if turn is not None]
         return [work for work in works if work is not None]
-
-    def _all_over(self) -> bool:
-        return all(work.done() for work in self._works())
-
-    def _bucket(self, name: str, where: str) -> B:
-        bucket = self._bucket_of.get(name)
-        if bucket is None:
-            raise ValueError(f"{where}: there is no parameter {name!r}")
-        return bucket
-
-    def _share(self) -> float:
-        """Return the factor of this rank's gradients."""
-        share = self._joined or self._weighed
-        return 1.0 if share is None else share.value()
 
     def _wait(self) -> rr.MismatchError | None:
         """Wait for all calls of this step; return the first error."""
@@ -429,31 +521,16 @@ class Reducer(Generic[B]):
                 seen = seen or error
         return seen
 
-    def _communication_s(self) -> float:
-        return sum(work.seconds or 0.0 for work in self._works())
-
-    def _explained(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError:
-        """Return the error of this step, which all ranks have."""
-        error = self._settle(mine, seen)
-        assert error is not None
-        return error
-
-    def _settle(self, mine: Reported, seen: rr.MismatchError | None) -> rr.MismatchError | None:
-        """Return the error that names who did what, or else `seen`.  All ranks make this call.
-
-        First waits until no call of this step is under way on this rank.
-        """
-        self._wait()
-        error, ends = settle(self._comm, mine, seen, rounds=len(self._buckets) + 4)
-        if self._joined is not None and ends:
-            self._joined.ended = error
-        return error
+    def _bucket(self, name: str, where: str) -> Bucket:
+        bucket = self._bucket_of.get(name)
+        if bucket is None:
+            raise ValueError(f"{where}: there is no parameter {name!r}")
+        return bucket
 
     def _begin_again(self) -> None:
         for bucket in self._buckets:
             bucket.begin_again()
         self._started, self._weighed = 0, None
-        self._exposed_s = 0.0
+        self._exposed_s = self._gathered_s = 0.0
         self._ready.clear()
         self._accumulated.clear()
-        self._lent.clear()

@@ -4,6 +4,7 @@ A ring all-reduce is a reduce-scatter and an all-gather.  Between the two, each 
 its shard of the gradients.  Here each rank updates its shard of the parameters between the two, and
 the second half gathers parameters in the place of gradients.  So a rank needs the optimizer's
 arrays for its shard alone; the messages are those of the all-reduce, and so are the bits.
+`CentralParallel` gathers nothing: the ranks of a node share the parameters.
 
 Source: Rajbhandari, Rasley, Ruwase & He, "ZeRO: memory optimizations toward training trillion
 parameter models", SC 2020.
@@ -13,39 +14,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any
 
 import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import shown
-from ringreduce.parallel.buckets import cut, empty, module_of
-from ringreduce.parallel.layout import Layout
+from ringreduce.parallel.arrays import module_of
+from ringreduce.parallel.buckets import CENTRAL, STAGES, Bucket, Update, cut
+from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.reducer import Reducer, StepTimes, agree
-from ringreduce.parallel.sharded_buckets import (
-    PartitionedBucket,
-    ReplicatedBucket,
-    ShardedBucket,
-    Update,
-    Workspace,
-)
 from ringreduce.parallel.together import together
 
 _HALVES = {"auto": "auto", "ring": "ring", "two_shot": "direct"}
 """All-reduce -> the reduce-scatter and all-gather that form the same bits."""
-_KEPT = {1: 1, 2: 2, 3: 4}
-"""Stage -> arrays that a workspace keeps: in stage 1 each bucket has a workspace, else all share
-one.  Two buckets' gradients are held at once, one that is filled and one that is reduced; in stage
-3 also two layers, one in use and one on its way."""
 _UNCUT = 1 << 62
 """Bytes of a bucket that no layer exceeds."""
 
 
-class ShardedParallel(Reducer[ShardedBucket]):
+class ShardedParallel(Reducer):
     """One rank's part of a data-parallel model whose state is divided among the ranks (ZeRO).
 
     Stage 1 divides the optimizer's arrays, stage 2 the gradients too, stage 3 the parameters too.
@@ -128,8 +118,8 @@ class ShardedParallel(Reducer[ShardedBucket]):
     """
 
     __module__ = "ringreduce.train"
-    _replicated: type[ReplicatedBucket] = ReplicatedBucket
-    """The buckets of stages 1 and 2."""
+    _settings = STAGES
+    """Stage -> setting of the buckets."""
 
     def __init__(
         self,
@@ -143,7 +133,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
         op: str = "mean",
         algorithm: str = "auto",
     ) -> None:
-        if stage not in _KEPT:
+        if stage not in self._settings:
             raise ValueError(f"ShardedParallel: stage is {shown(stage)}; wanted 1, 2 or 3")
         where = type(self).__name__
         if algorithm not in _HALVES:
@@ -160,13 +150,9 @@ class ShardedParallel(Reducer[ShardedBucket]):
             members = [each for layer in backwards for each in cut(layer, _UNCUT, _UNCUT)]
         else:
             members = cut(list(params.items())[::-1], first_bucket_bytes, bucket_bytes)
-        kind = PartitionedBucket if stage == 3 else self._replicated
-        buckets = _buckets(comm, members, stage, slots, _HALVES[algorithm], kind)
-        super().__init__(comm, buckets, op)
+        how = {"algorithm": _HALVES[algorithm]}
+        super().__init__(comm, members, self._settings[stage], op, how, slots)
         self._layers, self._slots = layers, tuple(slots)
-        self._sent_bytes: int | None = None
-        self._gathered_s = 0.0
-        """Seconds of the gathers of this step."""
         self._is_reduced = False
         """Whether `finish` has reduced gradients that `step` has not used."""
 
@@ -179,13 +165,6 @@ class ShardedParallel(Reducer[ShardedBucket]):
         workspaces = {id(bucket.workspace): bucket.workspace for bucket in self._buckets}
         kept = sum(bucket.nbytes for bucket in self._buckets)
         return kept + sum(workspace.nbytes for workspace in workspaces.values())
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of gradients and parameters that this rank sends in a step, with both loops."""
-        if self._sent_bytes is None:
-            self._sent_bytes = sum(bucket.sent_bytes(self._op) for bucket in self._buckets)
-        return self._sent_bytes
 
     # --- the parameters of a layer ---
 
@@ -241,34 +220,6 @@ class ShardedParallel(Reducer[ShardedBucket]):
         return self._loop(self._layers[::-1], reports=True)
 
     # --- a step ---
-
-    def ready(self, name: str, gradient: Any) -> None:
-        """Report the final gradient of a parameter.
-
-        The reduce-scatter of a bucket starts when the bucket is full and those of all buckets
-        before it have started.
-
-        Args:
-            name: name of the parameter.
-            gradient: array of the parameter's shape and dtype.  It is copied, and may be
-                overwritten as soon as `ready` returns.
-
-        Raises:
-            ValueError: an unknown parameter, one that was reported before in this step, or a
-                gradient of another shape or dtype.
-            TypeError: the gradient is no array, or None, as of a parameter that was not used:
-                report zeros for it.
-
-        Example:
-            >>> def program(comm):
-            ...     sharded = rr.train.ShardedParallel(comm, {"w": np.zeros(2)}, stage=1)
-            ...     sharded.ready("w", np.array([1.0, 2.0]) * comm.rank)
-            ...     sharded.finish()
-            ...     return sharded.shard[0].tolist()
-            >>> rr.spawn(program, 2)
-            [[0.5], [1.0]]
-        """
-        self._report(name, gradient)
 
     def finish(self) -> None:
         """Wait until this rank has its `shard` of the mean gradients, or of sums with ``op="sum"``.
@@ -328,24 +279,24 @@ class ShardedParallel(Reducer[ShardedBucket]):
             raise ValueError("step: there are no new gradients; call finish before each step")
         self._is_reduced = False
         waited_s = gathered_s = 0.0
-        publishing: deque[ShardedBucket] = deque()
+        publishing: deque[Bucket] = deque()
         try:
             for bucket in self._buckets:
                 bucket.update(update)
                 begin = time.perf_counter()
                 while publishing and bucket.workspace.is_full:
-                    gathered_s += publishing.popleft().end_publish()
-                bucket.publish()
+                    gathered_s += publishing.popleft().end_gather()
+                bucket.gather("after the step")
                 publishing.append(bucket)
                 waited_s += time.perf_counter() - begin
             begin = time.perf_counter()
             while publishing:
-                gathered_s += publishing.popleft().end_publish()
+                gathered_s += publishing.popleft().end_gather()
             waited_s += time.perf_counter() - begin
         finally:
             for bucket in publishing:  # after an error
                 with suppress(rr.RingReduceError):
-                    bucket.end_publish()
+                    bucket.end_gather()
         times = self.times
         self.times = StepTimes(times.communication_s + gathered_s, times.exposed_s + waited_s)
 
@@ -429,7 +380,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
             {'w': array([0., 1., 2.])}
         """
         whole = self._whole_arrays()
-        shapes = {key: bucket.kinds[name].shape for key, bucket, _, name in whole}
+        shapes = {key: bucket.likes[name].shape for key, bucket, _, name in whole}
         is_root = self._comm.rank == 0
         together(self._comm, lambda: _check_whole(arrays or {}, shapes) if is_root else None)
         for key, bucket, slot, name in whole:
@@ -449,7 +400,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
         """Return the arrays that the ranks update."""
         return params
 
-    def _whole_arrays(self) -> list[tuple[str, ShardedBucket, str, str]]:
+    def _whole_arrays(self) -> list[tuple[str, Bucket, str, str]]:
         """Return, for each of `arrays`: its name, its bucket, its slot or "", its parameter."""
         return [
             (f"{slot}/{name}" if slot else name, self._bucket_of[name], slot, name)
@@ -472,7 +423,7 @@ class ShardedParallel(Reducer[ShardedBucket]):
                 if index + 1 < len(layers):
                     self._fetch(buckets[index + 1])
                 self._exposed_s += time.perf_counter() - begin
-                yield {name: self._bucket_of[name].parameter(name) for name in layer}
+                yield {name: self._bucket_of[name].parameters[name] for name in layer}
                 for bucket in buckets[index]:
                     if reports and self._has_no_batch and self._synchronises:
                         self._report_zeros(bucket)
@@ -481,35 +432,17 @@ class ShardedParallel(Reducer[ShardedBucket]):
             for bucket in chain.from_iterable(buckets):
                 bucket.drop()
 
-    def _fetch(self, buckets: Sequence[ShardedBucket]) -> None:
+    def _fetch(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
             self._make_room(bucket)
-            bucket.fetch()
+            bucket.gather("before use")
 
-    def _end_fetch(self, buckets: Sequence[ShardedBucket]) -> None:
+    def _end_fetch(self, buckets: Sequence[Bucket]) -> None:
         try:
             for bucket in buckets:
-                self._gathered_s += bucket.end_fetch()
+                self._gathered_s += bucket.end_gather()
         except rr.MismatchError as error:
-            try:
-                raise self._explained(self._reported("finish", self._turn), error) from None
-            finally:
-                self._begin_again()
-
-    def _put(self, bucket: ShardedBucket, name: str, gradient: Any) -> None:
-        if bucket.rows is None:
-            self._make_room(bucket)
-        super()._put(bucket, name, gradient)
-
-    def _make_room(self, bucket: ShardedBucket) -> None:
-        """Wait for reductions, in their order, until the bucket's workspace is not full."""
-        for reduced in self._buckets[: self._started]:
-            if not bucket.workspace.is_full:
-                return
-            if reduced.workspace is bucket.workspace and reduced.work is not None:
-                with suppress(rr.MismatchError):  # `finish` raises it
-                    reduced.work.wait()
-                reduced.release()
+            raise self._explained("finish", error) from None
 
     def _report_nothing(self) -> None:
         """Make the loops of the ranks that have a batch, unless this rank has made them."""
@@ -517,43 +450,83 @@ class ShardedParallel(Reducer[ShardedBucket]):
             for _ in chain(self.forward(), self.backward()):
                 pass
 
-    def _communication_s(self) -> float:
-        return super()._communication_s() + self._gathered_s
 
-    def _begin_again(self) -> None:
-        super()._begin_again()
-        self._gathered_s = 0.0
+class CentralParallel(ShardedParallel):
+    """One rank's part of a data-parallel model whose parameters are once in the memory of a node.
+
+    It is used as stage 2 of `ShardedParallel`, by the ranks of one node.  They share the arrays in
+    `parameters`, so `step` gathers nothing.  These arrays change only while all ranks are in `step`
+    or in `load`.  In `held_bytes` rank 0 counts them.
+
+    Args:
+        comm: the communicator of the ranks.
+        params: name -> array of floats.  They are copied: drop them afterwards.
+        slots, first_bucket_bytes, bucket_bytes, op, algorithm: as for `ShardedParallel`.
+
+    Attributes:
+        parameters: name -> parameter in the shared memory, to be read.
+        times: the `StepTimes` of the last step.
+
+    Raises:
+        MismatchError, TypeError, ValueError: as for `ShardedParallel`.
+        ValueError, MemoryError: as for `Communicator.shared`.
+
+    Example:
+        >>> def program(comm):
+        ...     central = rr.train.CentralParallel(comm, {"w": np.full(4, comm.rank + 1.0)})
+        ...     def update(parameters, slots, gradient):
+        ...         parameters -= 0.1 * gradient
+        ...     central.ready("w", np.arange(4.0) * comm.rank)
+        ...     central.finish()
+        ...     central.step(update)
+        ...     return central.parameters["w"]
+        >>> rr.spawn(program, 2)[1]
+        array([1.  , 0.95, 0.9 , 0.85])
+    """
+
+    __module__ = "ringreduce.train"
+    _settings = CENTRAL
+
+    def __init__(
+        self,
+        comm: rr.Communicator,
+        params: Mapping[str, Any],
+        *,
+        slots: Sequence[str] = (),
+        first_bucket_bytes: int = 1 << 20,
+        bucket_bytes: int = 25 << 20,
+        op: str = "mean",
+        algorithm: str = "auto",
+    ) -> None:
+        sizes = {"first_bucket_bytes": first_bucket_bytes, "bucket_bytes": bucket_bytes}
+        super().__init__(comm, params, stage=2, slots=slots, op=op, algorithm=algorithm, **sizes)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that this rank holds now; rank 0 counts the parameters."""
+        shared = sum(int(array.nbytes) for array in self.parameters.values())
+        return super().held_bytes - shared * bool(self._comm.rank)
+
+    def _placed(self, comm: rr.Communicator, params: Mapping[str, Any]) -> dict[str, Any]:
+        lines = [-(-array.nbytes // 64) for array in params.values()]  # no two have a cache line
+        memory = comm.shared((sum(lines), 64), np.uint8).array
+        self.parameters: dict[str, Any] = {}
+        for (name, array), count, end in zip(params.items(), lines, accumulate(lines), strict=True):
+            place = memory[end - count : end].reshape(-1)[: array.nbytes]
+            self.parameters[name] = place.view(array.dtype).reshape(array.shape)
+            self.parameters[name][...] = on_host(array)  # the same numbers on every rank
+        return self.parameters
+
+    def step(self, update: Update) -> None:
+        """Update the parameters, each rank its shard, while all ranks are in this call."""
+        self._comm.barrier()  # before it, a rank may read or write them
+        super().step(update)
+        self._comm.barrier()
 
 
 def _layers(params: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the names of the parameters of each layer, in order."""
     return [tuple(names) for _, names in groupby(params, key=lambda name: name.rpartition(".")[0])]
-
-
-def _buckets(
-    comm: rr.Communicator,
-    members: Sequence[Sequence[tuple[str, Any]]],
-    stage: int,
-    slots: Sequence[str],
-    half: str,
-    kind: type[ReplicatedBucket] | type[PartitionedBucket],
-) -> list[ShardedBucket]:
-    """Return the buckets of `members`, with their workspaces."""
-    layouts = [Layout(comm, each) for each in members]
-    a_byte = module_of(members[0][0][1]).empty(0, np.uint8)  # refers to no parameter
-    make: Callable[[int], Any] = partial(empty, comm, a_byte)
-    shared = Workspace(make, max(layout.nbytes for layout in layouts), _KEPT[stage])
-    return [
-        kind(
-            comm,
-            each,
-            layout,
-            slots,
-            half,
-            Workspace(make, layout.nbytes, _KEPT[stage]) if stage == 1 else shared,
-        )
-        for each, layout in zip(members, layouts, strict=True)
-    ]
 
 
 def _check_whole(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -12,7 +12,6 @@ of any kind.
 """
 
 from ringreduce.parallel.batch_norm import Normalised, batch_norm, batch_norm_backward
-from ringreduce.parallel.central_parallel import CentralParallel
 from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel, average
 from ringreduce.parallel.equality import DriftError, check_equal
@@ -22,7 +21,7 @@ from ringreduce.parallel.parameter_store import ParameterStore
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.sampler import Sampler, shard
-from ringreduce.parallel.sharded_parallel import ShardedParallel
+from ringreduce.parallel.sharded_parallel import CentralParallel, ShardedParallel
 from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import strategies
 from ringreduce.train.data import Split, load, load_digits, load_split

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.parallel.data_parallel import DataParallel
-from ringreduce.parallel.equality import check_replicas, on_host
+from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.mesh import Coordinates, Mesh
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.train import mlp, optimizers, tensor_parallel
@@ -40,13 +40,14 @@ class Divided(Part):
         run.comm.all_reduce(np.empty(0), algorithm=run.algorithm)  # refuses an unknown one
         self._tensor = Metered(mesh.tensor, run.algorithm)
         self._samples = Metered(mesh.data, run.algorithm)
+        self.metered = self._tensor, self._samples
         self._columns = tensor_parallel.TensorParallel(self._tensor, run.sizes, run.xp)
         whole = run.init_params()
         costs: dict[int, int] = {}
         for name, array in whole.items():
             costs[_layer_of(name)] = costs.get(_layer_of(name), 0) + array.size
         own = tensor_parallel.cut(whole, self._tensor.rank, self._tensor.size)
-        self._dp: DataParallel | None = None
+        self.reducer: DataParallel | None = None
         self.pipe = PipelineParallel(
             mesh.pipeline,
             self._columns.layers(own, self._samples),
@@ -71,7 +72,8 @@ class Divided(Part):
         running = tensor_parallel.cut(run.init_statistics(), rank, ranks)
         self.running = {name: array for name, array in running.items() if self._has(name)}
         self.counts = self._has(f"{len(run.sizes) - 2}.weight") and self._tensor.rank == 0
-        self._times = 0.0, 0.0
+        place = mesh.coordinates
+        self.group = place.pipeline * run.comm.size + place.tensor
 
     # --- a step ---
 
@@ -81,28 +83,25 @@ class Divided(Part):
         self._samples.begin()
         begin = time.perf_counter()
         loss = self.pipe.step(x, labels, count)
-        waited_s = time.perf_counter() - begin - sum(end - at for at, end in self.pipe.times)
+        computed_s = sum(end - at for at, end in self.pipe.times)
+        self.waited_s = time.perf_counter() - begin - computed_s
         self.statistics = mlp.statistics_in(self._layers())
         self.activation_bytes = max(self.activation_bytes, self.pipe.held_bytes)
-        known_s = waited_s + self._tensor.seconds + self._samples.seconds
-        self._times = known_s, known_s
-        if self._dp is not None:
-            self._dp.finish()
-            times = self._dp.times
-            self._times = known_s + times.communication_s, known_s + times.exposed_s
+        if self.reducer is not None:
+            self.reducer.finish()
         return loss
 
     def _buffers(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays in which the gradients of this rank's parameters are added up."""
         if self.replicas == 1:
             return {}
-        self._dp = dp = self.run.data_parallel(parameters, self._mesh.data)
+        self.reducer = dp = self.run.data_parallel(parameters, self._mesh.data)
         return {name: dp.buffer(name) for name in parameters}
 
     def _ready(self, name: str, gradient: Any) -> None:
         """Reduce a gradient that is complete on this replica."""
-        if self._dp is not None:
-            self._dp.ready(name, gradient)
+        if self.reducer is not None:
+            self.reducer.ready(name, gradient)
 
     def _layers(self) -> Iterator[mlp.Affine]:
         for layer in self.pipe.layers:
@@ -124,16 +123,8 @@ class Divided(Part):
             optimizers.in_blocks(self._update, arrays, gradient, lr, step)
 
     @property
-    def times(self) -> tuple[float, float]:
-        """As `Part.times`; both count the wait for the stages before and after this rank's."""
-        return self._times
-
-    @property
     def sent_bytes(self) -> int:
-        of_replicas = 0 if self._dp is None else self._dp.sent_bytes
-        return (
-            self.pipe.sent_bytes + self._tensor.sent_bytes + self._samples.sent_bytes + of_replicas
-        )
+        return super().sent_bytes + self.pipe.sent_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -155,13 +146,6 @@ class Divided(Part):
 
     def own(self) -> list[Any]:
         return list(self.pipe.parameters.values())
-
-    def check_equal(self) -> None:
-        """Prove that the ranks of all replicas with the same part have the same parameters."""
-        place = self._mesh.coordinates
-        flat = self.run.xp.concatenate([array.reshape(-1) for array in self.own()])
-        group = place.pipeline * self.run.comm.size + place.tensor
-        check_replicas(self.run.comm, flat, group)
 
     # --- the whole model ---
 

@@ -50,7 +50,6 @@ class ExactReplica(WholeModel):
             self._groups.append(group)
             self._places.append(places)
         self._exact = rr.ExactSum(run.comm)
-        self._seconds = 0.0
         numbers = np.empty(sum(group.shape[1] for group in self._groups), np.int64)
         self._sent_bytes = run.comm.sent_bytes("all_reduce", numbers)
 
@@ -74,7 +73,7 @@ class ExactReplica(WholeModel):
             self._hold(part.stop - part.start, kept)
         begin = time.perf_counter()
         sums = self._exact.sum(self._groups)
-        self._seconds = time.perf_counter() - begin
+        self.waited_s = time.perf_counter() - begin  # conversions included
         self._reduced = {}
         for places, flat in zip(self._places, sums, strict=True):
             for name, (part, shape) in places.items():
@@ -84,11 +83,6 @@ class ExactReplica(WholeModel):
     def counted(self) -> list[Any]:
         """Return the gradients that this rank counts in the norm: rank 0 counts all."""
         return list(self._reduced.values()) if self.run.comm.rank == 0 else []
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """Seconds of the exact sums in the last step, conversions included; all are exposed."""
-        return self._seconds, self._seconds
 
     @property
     def sent_bytes(self) -> int:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringreduce.parallel.equality import check_equal
+from ringreduce.parallel.data_parallel import DataParallel
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.parts import Part, Run, spread
 
@@ -37,7 +37,7 @@ class JaxReplica(Part):
         self._device = jnp.zeros(()).device
         flat = mlp.init_params(run.sizes, settings.seed, settings.dtype)
         named = mlp.named(mlp.views(flat, run.sizes))
-        self._dp = run.data_parallel(named)
+        self.reducer: DataParallel = run.data_parallel(named)
         self._parameters: Layers
         self._slots: tuple[Layers, ...]
         zeros = {slot: np.zeros_like(array) for slot, array in self._by_slot(named)}
@@ -45,7 +45,6 @@ class JaxReplica(Part):
         self._parameter_bytes = int(flat.nbytes)
         self._sample_bytes = sum(run.sizes) * flat.itemsize
         """Bytes of what enters each layer, and of the logits, for one sample."""
-        self._reduced: dict[str, Any] = {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         begin = time.thread_time()
@@ -56,16 +55,9 @@ class JaxReplica(Part):
         self.activation_bytes = max(self.activation_bytes, len(x) * self._sample_bytes)
         gradients = mlp.named(layers)
         for name in reversed(gradients):
-            self._dp.ready(name, to_host(gradients[name]))
-        self._reduced = self._dp.finish()
+            self.reducer.ready(name, to_host(gradients[name]))
+        self._reduced = self.reducer.finish()
         return float(loss)
-
-    def reduced(self) -> dict[str, Any]:
-        """Return the gradients that `gradients` has reduced, as NumPy's arrays."""
-        return self._reduced
-
-    def counted(self) -> list[Any]:
-        return self._dp.shard
 
     def update(self, lr: float, step: int) -> None:
         settings = self.run.settings
@@ -81,26 +73,12 @@ class JaxReplica(Part):
         self._parameters, self._slots = jax.block_until_ready(state)
 
     @property
-    def times(self) -> tuple[float, float]:
-        return self._dp.times.communication_s, self._dp.times.exposed_s
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._dp.sent_bytes
-
-    @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients on the device and in buckets, and optimizer's arrays."""
         return self._parameter_bytes * (3 + len(self._slots))
 
     def right(self, x: Any, labels: Any) -> int:
         return int(_right(self._parameters, x, labels))
-
-    def own(self) -> list[Any]:
-        return list(self.whole().values())
-
-    def check_equal(self) -> None:
-        check_equal(self.run.comm, self.flat())
 
     def whole(self) -> dict[str, Any]:
         """Return the parameters by name, as NumPy's arrays that cannot be written to."""

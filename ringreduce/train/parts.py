@@ -18,8 +18,8 @@ import ringreduce as rr
 from ringreduce.parallel import sampler
 from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel, average
-from ringreduce.parallel.equality import check_equal, on_host
-from ringreduce.parallel.reducer import StepTimes
+from ringreduce.parallel.equality import check_replicas, on_host
+from ringreduce.parallel.reducer import Reducer, StepTimes
 from ringreduce.parallel.stages import activation_bytes
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.pace import Pace
@@ -127,6 +127,14 @@ class Part(ABC):
     """Steps from one call of `meet` to the next.  0: ranks communicate in every step."""
     blame = ""
     """Words that name the rank whose loss is infinite, if it is known."""
+    group: int | None = 0
+    """Ranks of the same group have the same parameters.  None: no other rank has this rank's."""
+    reducer: Reducer | None = None
+    """What reduces the gradients of this rank."""
+    metered: tuple[Metered, ...] = ()
+    """The communicators of all other all-reduces of a step."""
+    waited_s = 0.0
+    """Seconds of the last step in other calls that wait for ranks."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -141,6 +149,7 @@ class Part(ABC):
         self.activation_bytes = 0
         """The most bytes of activations that a step has held."""
         self._most_rows = 0
+        self._reduced: dict[str, Any] = {}
         self.staleness: dict[str, Any] = {}
         """The fields `staleness_…` of an `Epoch`; {} without a parameter server."""
 
@@ -168,13 +177,13 @@ class Part(ABC):
         `x` and `labels` are the samples of this replica, `count` those of all replicas.
         """
 
-    @abstractmethod
     def reduced(self) -> dict[str, Any]:
         """Return the gradients that `gradients` has reduced, of this rank's parameters, by name."""
+        return self._reduced
 
-    @abstractmethod
     def counted(self) -> list[Any]:
         """Return the gradients that this rank counts in the norm over all ranks."""
+        return [] if self.reducer is None else self.reducer.shard
 
     @abstractmethod
     def update(self, lr: float, step: int) -> None:
@@ -185,10 +194,7 @@ class Part(ABC):
 
     def clip(self, longest: float) -> None:
         """Scale the gradients down if their norm over all ranks is larger than `longest`."""
-        clip(self._held_gradients(), global_norm(self.counted(), self.run.comm), longest)
-
-    def _held_gradients(self) -> Iterable[Any]:
-        return self.reduced().values()
+        clip(self.reduced().values(), global_norm(self.counted(), self.run.comm), longest)
 
     def average_statistics(self, step: int) -> None:
         """Update the running means by the statistics of a step, numbered from 0.
@@ -200,16 +206,19 @@ class Part(ABC):
             self.running[name] += share * (value - self.running[name])
 
     @property
-    @abstractmethod
     def times(self) -> tuple[float, float]:
         """Seconds of communication and of exposed communication in the last step."""
+        times = StepTimes(0.0, 0.0) if self.reducer is None else self.reducer.times
+        exposed_s = self.waited_s + sum(each.seconds for each in self.metered)
+        return times.communication_s + exposed_s, times.exposed_s + exposed_s
 
     # --- what it costs ---
 
     @property
-    @abstractmethod
     def sent_bytes(self) -> int:
         """Bytes of data that this rank has sent in the last step."""
+        reduced = 0 if self.reducer is None else self.reducer.sent_bytes
+        return reduced + sum(each.sent_bytes for each in self.metered)
 
     @property
     @abstractmethod
@@ -231,13 +240,15 @@ class Part(ABC):
     def right(self, x: Any, labels: Any) -> int:
         """Return how many of this replica's held-out samples are predicted right."""
 
-    @abstractmethod
     def own(self) -> Iterable[Any]:
         """Return this rank's parameters, or its shard of them."""
+        return self.whole().values()
 
-    @abstractmethod
     def check_equal(self) -> None:
         """Prove that replicas have bitwise the same parameters.  Raises DriftError on all ranks."""
+        if self.group is not None:
+            flat = self.run.xp.concatenate([array.reshape(-1) for array in self.own()])
+            check_replicas(self.run.comm, flat, self.group)
 
     def all_finite(self) -> bool:
         """Return whether the parameters of all ranks are finite."""
@@ -293,11 +304,11 @@ class WholeModel(Part):
         self._arrays: dict[str, Any] = {}
         """The present arrays, by the names of `stored`."""
         self._normalising = Metered(run.comm, run.algorithm)
+        self.metered = (self._normalising,)
         layers = tuple(mlp.by_layer(parameters).values())
         self._network = mlp.layers(layers, run.xp, self._normalising)
         for layer in self._network:
             layer.pace = run.pace
-        self._reduced: dict[str, Any] = {}
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -315,9 +326,6 @@ class WholeModel(Part):
         self.running = {name: arrays[stored] for name, stored in self._running.items()}
         for layer in self._network:
             layer.take(arrays)
-
-    def reduced(self) -> dict[str, Any]:
-        return self._reduced
 
     def update(self, lr: float, step: int) -> None:
         old, new = self._arrays, {**self._arrays}
@@ -341,12 +349,6 @@ class WholeModel(Part):
         parameters = tuple(layer.arrays for layer in self._network)
         return mlp.right(parameters, x, labels, self.run.xp, self.running)
 
-    def own(self) -> list[Any]:
-        return list(self.whole().values())
-
-    def check_equal(self) -> None:
-        check_equal(self.run.comm, self.flat())
-
     def whole(self) -> dict[str, Any]:
         return {name: self._arrays[name] for name in self._names}
 
@@ -365,30 +367,18 @@ class Replica(WholeModel):
     def __init__(self, run: Run, reduces: Any = None) -> None:
         """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
         super().__init__(run)
-        self.dp = run.data_parallel(self._parameters, reduces)
+        self.reducer: DataParallel = run.data_parallel(self._parameters, reduces)
 
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
         self._normalising.begin()
-        buffers = {name: self.dp.buffer(name) for name in self._parameters}
+        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
         loss, kept, gradients = mlp.step(self._network, x, labels, count, buffers, self.run.xp)
         self.statistics = mlp.statistics_in(self._network)
         self._hold(len(x), kept)
         for name, _ in gradients:
-            self.dp.ready(name)
-        self._reduced = self.dp.finish()
+            self.reducer.ready(name)
+        self._reduced = self.reducer.finish()
         return float(loss)
-
-    def counted(self) -> list[Any]:
-        return self.dp.shard
-
-    @property
-    def times(self) -> tuple[float, float]:
-        more, times = self._normalising.seconds, self.dp.times
-        return times.communication_s + more, times.exposed_s + more
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.dp.sent_bytes + self._normalising.sent_bytes
 
 
 class LocalReplica(Replica):
@@ -403,8 +393,8 @@ class LocalReplica(Replica):
         """Compute this rank's loss and gradients: its shares, times the number of ranks."""
         if self.run.settings.wire != "none" and not self._before:
             self._before = {name: array.copy() for name, array in self.whole().items()}
-        self.dp.times = StepTimes(0.0, 0.0)
-        buffers = {name: self.dp.buffer(name) for name in self._parameters}
+        self.reducer.times = StepTimes(0.0, 0.0)
+        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
         own = count / self.run.comm.size
         loss, kept, gradients = mlp.step(self._network, x, labels, own, buffers, self.run.xp)
         self._hold(len(x), (kept, self._before))
@@ -413,14 +403,14 @@ class LocalReplica(Replica):
 
     def meet(self) -> None:
         for name, array in reversed(self.whole().items()):
-            self.dp.ready(name, array - self._before.get(name, 0))
-        for name, total in self.dp.finish().items():
+            self.reducer.ready(name, array - self._before.get(name, 0))
+        for name, total in self.reducer.finish().items():
             self._arrays[name][...] = self._before.get(name, 0) + total / self.run.comm.size
         self._before = {}
 
     @property
     def sent_bytes(self) -> int:
-        return self.dp.sent_bytes // self.every
+        return self.reducer.sent_bytes // self.every
 
     def arrays(self) -> dict[str, np.ndarray]:
         """As `Part.arrays`, with the means of the optimizer's arrays over the ranks."""

@@ -25,8 +25,8 @@ _WORDS = (1 << 48) + 1000
 class Served(WholeModel):
     """A worker, or a server.  It has the whole model before the run, and its parameters after."""
 
+    group = None  # servers have the parameters once
     sent_bytes = 0
-    times = 0.0, 0.0  # the trainer measures epochs
 
     def __init__(self, run: Run, **options: Any) -> None:
         """Make the part; `options` are those of the store."""
@@ -134,14 +134,8 @@ class Served(WholeModel):
         gradients = sum(int(array.nbytes) for array in self._reduced.values())
         return gradients + self.store.stats.held_bytes
 
-    def counted(self) -> list[Any]:
-        return []  # there is no clipping
-
     def total(self, array: np.ndarray, op: str = "sum") -> Any:
         return array
-
-    def check_equal(self) -> None:
-        """Do nothing: servers have the parameters once."""
 
     def all_finite(self) -> bool:
         return all(bool(np.isfinite(array).all()) for array in self.own())

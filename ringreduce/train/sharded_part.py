@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.parallel.central_parallel import CentralParallel
 from ringreduce.parallel.clipping import clip, global_norm
-from ringreduce.parallel.equality import check_equal, on_host
+from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.layers import cross_entropy
-from ringreduce.parallel.sharded_parallel import ShardedParallel
+from ringreduce.parallel.sharded_parallel import CentralParallel, ShardedParallel
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.parts import Metered, Part, Run, of_running, spread
 
@@ -21,19 +20,20 @@ _ROWS = 32
 
 
 class Sharded(Part):
-    """A shard of the optimizer's arrays on every rank; with some stages of gradients and more.
+    """A shard of the optimizer's arrays on every rank, and of what else a stage of ZeRO divides."""
 
-    `make` returns the `ShardedParallel` of these parameters.
-    """
-
-    def __init__(self, run: Run, make: Callable[..., ShardedParallel], *, divides: bool) -> None:
-        """Make a part; `divides`: no rank has all parameters in arrays of its own."""
+    def __init__(self, run: Run, stage: int | None) -> None:
+        """Make a part.  Stage None is central storage: the parameters are once in host memory."""
         super().__init__(run)
+        self._is_central = stage is None
+        make: Callable[..., ShardedParallel] = CentralParallel
+        if stage is not None:
+            make = partial(ShardedParallel, stage=stage)
         settings = run.settings
         self.replica, self.replicas = run.comm.rank, run.comm.size
-        self._divides = divides
+        self.group = 0 if stage in (1, 2) else None
         self._depth = len(run.sizes) - 1
-        self.parallel = make(
+        self.reducer: ShardedParallel = make(
             run.comm,
             run.init_params(),
             slots=run.slots,
@@ -44,12 +44,13 @@ class Sharded(Part):
         )
         self.running = run.init_statistics()
         self._normalising = Metered(run.comm, run.algorithm)
+        self.metered = (self._normalising,)
         self._most_bytes = 0
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
         self._normalising.begin()
         network, kept = [], []
-        for arrays in self.parallel.forward():
+        for arrays in self.reducer.forward():
             layer = self._layer(arrays)
             x, of_layer = layer.forward(x)
             network.append(layer)
@@ -58,16 +59,14 @@ class Sharded(Part):
         self._hold(len(labels), kept)
         del network
         loss, gradient = cross_entropy(x, labels, count, self.run.xp)
-        for arrays, of_layer in zip(self.parallel.backward(), reversed(kept), strict=True):
+        for arrays, of_layer in zip(self.reducer.backward(), reversed(kept), strict=True):
             gradient, gradients = self._layer(arrays).backward(of_layer, gradient, {})
             for name, of_parameter in gradients:
-                self.parallel.ready(name, self._sent(of_parameter))
-        self._most_bytes = max(self._most_bytes, self.parallel.held_bytes)
-        self.parallel.finish()
+                sent = on_host(of_parameter) if self._is_central else of_parameter
+                self.reducer.ready(name, sent)
+        self._most_bytes = max(self._most_bytes, self.reducer.held_bytes)
+        self.reducer.finish()
         return float(loss)
-
-    def _sent(self, gradient: Any) -> Any:
-        return gradient
 
     def _layer(self, arrays: Mapping[str, Any]) -> mlp.Affine:
         xp = self.run.xp
@@ -80,10 +79,7 @@ class Sharded(Part):
 
     def reduced(self) -> dict[str, Any]:
         """Return copies of the gradients, gathered from all ranks.  Collective."""
-        return self.parallel.gradients()
-
-    def counted(self) -> list[Any]:
-        return self.parallel.shard
+        return self.reducer.gradients()
 
     def clip(self, longest: float) -> None:
         shard = self.counted()
@@ -93,17 +89,8 @@ class Sharded(Part):
         def of_shard(parameters: Any, own: tuple[Any, ...], gradient: Any) -> None:
             optimizers.in_blocks(self._update, (parameters, *own), gradient, lr, step)
 
-        self.parallel.step(of_shard)
-        self._most_bytes = max(self._most_bytes, self.parallel.held_bytes)
-
-    @property
-    def times(self) -> tuple[float, float]:
-        more, times = self._normalising.seconds, self.parallel.times
-        return times.communication_s + more, times.exposed_s + more
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.parallel.sent_bytes + self._normalising.sent_bytes
+        self.reducer.step(of_shard)
+        self._most_bytes = max(self._most_bytes, self.reducer.held_bytes)
 
     @property
     def state_bytes(self) -> int:
@@ -112,49 +99,24 @@ class Sharded(Part):
 
     def right(self, x: Any, labels: Any) -> int:
         blocks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
-        for arrays in self.parallel.forward():
+        for arrays in self.reducer.forward():
             layer = self._layer(arrays)
             blocks = [layer.predict(block, self.running) for block in blocks]
         found = [block.argmax(axis=1) for block in blocks]
         return int((self.run.xp.concatenate(found) == labels).sum()) if found else 0
 
     def own(self) -> Iterable[Any]:
-        return self.parallel.own
-
-    def check_equal(self) -> None:
-        if not self._divides:
-            check_equal(self.run.comm, self.run.xp.concatenate([a.reshape(-1) for a in self.own()]))
+        return map(self.run.xp.asarray, self.reducer.own)
 
     def whole(self) -> dict[str, Any]:
-        return {name: a for name, a in self.parallel.arrays().items() if "/" not in name}
+        whole = self.reducer.arrays().items()
+        return {name: self.run.xp.asarray(array) for name, array in whole if "/" not in name}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        whole = self.parallel.arrays() | of_running(self.running)
+        whole = self.reducer.arrays() | of_running(self.running)
         return {name: on_host(array) for name, array in whole.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        self.parallel.load(arrays)
+        self.reducer.load(arrays)
         spread(self.run, of_running(self.running), arrays)
         return {}
-
-
-class Central(Sharded):
-    """Parameters once for a node: each rank reads them, and updates its shard."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run, CentralParallel, divides=True)
-
-    def _sent(self, gradient: Any) -> Any:
-        return on_host(gradient)  # the shared memory is the host's
-
-    def own(self) -> Iterable[Any]:
-        """Return copies of all parameters on the device; on a processor the parameters."""
-        return map(self.run.xp.asarray, super().own())
-
-    def whole(self) -> dict[str, Any]:
-        return {name: self.run.xp.asarray(array) for name, array in super().whole().items()}
-
-
-def zero(run: Run, stage: int) -> Sharded:
-    """Return the part of a stage of ZeRO.  Collective."""
-    return Sharded(run, partial(ShardedParallel, stage=stage), divides=stage == 3)

@@ -23,13 +23,13 @@ from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.mesh import Coordinates, check_fits
 from ringreduce.parallel.parameter_store import check_numbers
 from ringreduce.parallel.stages import right_cut, splits_of_size
-from ringreduce.train import sharded_part
 from ringreduce.train.divided_part import Divided
 from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
 from ringreduce.train.parts import LocalReplica, Part, Replica, Run
 from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings, setting
+from ringreduce.train.sharded_part import Sharded
 
 __all__ = [
     "TPU",
@@ -354,7 +354,7 @@ class CentralStorage(Strategy):
     algorithms: ClassVar[tuple[str, ...]] = _IN_HALVES
 
     def part(self, run: Run) -> Part:
-        return sharded_part.Central(run)
+        return Sharded(run, None)
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ class Zero(Strategy):
     )
 
     def part(self, run: Run) -> Part:
-        return sharded_part.zero(run, self.stage)
+        return Sharded(run, self.stage)
 
 
 @dataclass(frozen=True)

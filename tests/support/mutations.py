@@ -670,7 +670,7 @@ MUTATIONS = [
     # --- uneven batches ---
     Mutation(
         "loop-ends-with-the-first-rank",
-        "parallel/shares.py",
+        "parallel/reducer.py",
         "return bool(self.work.wait()[1])",
         "return self.has_batch",
         "A rank without batches leaves the loop of join while others have batches.",
@@ -734,9 +734,9 @@ MUTATIONS = [
     ),
     Mutation(
         "dropped-layer-used-again",
-        "parallel/sharded_buckets.py",
-        "self._lent_flat, self._fetched = None, {}",
-        "self._lent_flat = None",
+        "parallel/buckets.py",
+        "self._lent_flat, self.parameters = None, {}",
+        "self.parameters = {}",
         "A layer that was dropped is not gathered again.",
     ),
     Mutation(

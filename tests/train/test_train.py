@@ -71,7 +71,7 @@ def test_the_time_of_normalising_counts_as_exposed_communication():
         told = Told()
         trainer = Trainer(comm, load_split(), Settings(epochs=1, batch=500, batch_norm=True))
         trainer.run([told])
-        return told.all_steps[-1], trainer._part.dp.times, trainer._part._normalising.seconds
+        return told.all_steps[-1], trainer._part.reducer.times, trainer._part._normalising.seconds
 
     for step, of_gradients, normalising_s in rr.spawn(run, 2):
         assert normalising_s > 0
@@ -285,7 +285,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
             return work
 
         comm.all_reduce = all_reduce
-        ready = trainer._part.dp.ready
+        ready = trainer._part.reducer.ready
 
         def watched(name):
             events.append(name)
@@ -293,7 +293,7 @@ def test_the_first_all_reduce_begins_before_backward_ends(monkeypatch):
                 begun[0].wait()  # which would never end if it had to wait for this gradient
             ready(name)
 
-        trainer._part.dp.ready = watched
+        trainer._part.reducer.ready = watched
         x, labels = np.ones((8, 64), np.float32), np.zeros(8, int)
         trainer.gradients(x, labels, 8)
         return events
