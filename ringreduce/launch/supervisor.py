@@ -51,25 +51,7 @@ from ringreduce.launch.together import Together
 from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
 from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import (
-    Action,
-    Drop,
-    Fence,
-    Leave,
-    Lost,
-    Membership,
-    Part,
-    Pause,
-    Phase,
-    Prepare,
-    Resize,
-    Rules,
-    Shrink,
-    Start,
-    Stop,
-    TakeOver,
-    Verdict,
-)
+from ringreduce.recovery.membership import Do, Lost, Membership, Phase, Resize, Rules, Verdict, What
 from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
@@ -130,7 +112,7 @@ class Supervisor:
         self._paces = Paces()
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
-        self._stop: Stop | None = None
+        self._stop: Do | None = None
         """How the job ends; None: it goes on."""
         self._has_begun = False
         """Whether a generation has begun to train."""
@@ -160,7 +142,7 @@ class Supervisor:
                 self._close()
         return self._stop.code or int(bool(self._complaints))
 
-    def _report(self, stop: Stop) -> None:
+    def _report(self, stop: Do) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
         text = stop.text
         if stop.saves:
@@ -208,14 +190,15 @@ class Supervisor:
         """Start the next generation, unless a bug has ended the one that is gone."""
         if self._present.bug is not None:
             text = self._present.bug.text(0, self._mpiexec.flavour)
-            self._end(Stop(self._present.code, text))
+            self._end(Do(What.STOP, code=self._present.code, text=text))
             return
         self._held.next_generation()
         self._do(self._membership.fenced(now))
 
     def _handle_signal(self, number: int) -> None:
         if number in ENDING and self._stop is None:
-            stop = Stop(128 + number, f"signal {number} came", saves=True)
+            text = f"signal {number} came"
+            stop = Do(What.STOP, code=128 + number, text=text, saves=True)
             if number == signal.SIGTERM:
                 self._do(self._membership.end_after_step(stop, time.monotonic()))
             else:
@@ -273,10 +256,12 @@ class Supervisor:
         """Decide what follows the end of the present generation's mpiexec."""
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
-            self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
+            text = present.bug.text(code, flavour)
+            self._end(Do(What.STOP, code=present.code or exit_code(code, 0), text=text))
         elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
             warns = not self._has_joined and not present.code
-            self._end(Stop(present.code, _NEVER_CALLED if warns else ""))
+            text = _NEVER_CALLED if warns else ""
+            self._end(Do(What.STOP, code=present.code, text=text))
         elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
@@ -284,7 +269,7 @@ class Supervisor:
         else:
             ended = f"mpiexec ended with exit code {exit_code(code, 0)}"
             text = "" if present.is_complete else f"{ended} before all ranks had connected"
-            self._end(Stop(exit_code(code, 0), text))
+            self._end(Do(What.STOP, code=exit_code(code, 0), text=text))
 
     def _handle_message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
@@ -557,8 +542,8 @@ class Supervisor:
 
     def _pause(self) -> None:
         """Have all ranks pause after the same step."""
-        plan = self._membership.plan
-        if self._handover.next is not None and plan is not None and not plan.starts:
+        wanted = self._membership.wanted
+        if self._handover.next is not None and wanted is not None and not wanted.starts:
             self._drop()  # what has started is not wanted any more
         if not self._held.pauses:
             self._held.pause()
@@ -640,34 +625,37 @@ class Supervisor:
             )
         )
 
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Start):
-            self._start(action)
-        elif isinstance(action, Fence):
+    def _do(self, do: Do | None) -> None:
+        """Carry out what the membership has decided."""
+        if do is None:
+            return
+        if do.what in (What.FENCE, What.SHRINK, What.PART):
             self._write_resize(None)
-            self._fence()
-        elif isinstance(action, Shrink):
-            self._write_resize(None)
-            self._shrink()
-        elif isinstance(action, Prepare):
-            self._prepare(action.size)
-        elif isinstance(action, Drop):
-            self._drop()
-        elif isinstance(action, Pause):
-            self._pause()
-        elif isinstance(action, Leave):
-            self._leave()
-        elif isinstance(action, Part):
-            self._write_resize(None)
-            self._part(action.leaving)
-        elif isinstance(action, TakeOver):
-            self._take_over(action.generation)
-        elif isinstance(action, Stop):
-            self._end(action)
+        match do.what:
+            case What.START:
+                self._start(do.generation, do.size)
+            case What.FENCE:
+                self._fence()
+            case What.SHRINK:
+                self._shrink()
+            case What.PREPARE:
+                self._prepare(do.size)
+            case What.DROP:
+                self._drop()
+            case What.PAUSE:
+                self._pause()
+            case What.LEAVE:
+                self._leave()
+            case What.PART:
+                self._part(do.leaving)
+            case What.TAKE_OVER:
+                self._take_over(do.generation)
+            case What.STOP:
+                self._end(do)
 
-    def _start(self, start: Start) -> None:
+    def _start(self, generation: int, size: int) -> None:
         self._unwritten = self._membership.resize
-        self._present = self._new_generation(start.generation, start.size)
+        self._present = self._new_generation(generation, size)
 
     def _new_generation(self, number: int, size: int) -> Generation:
         """Start the processes of a generation."""
@@ -694,7 +682,7 @@ class Supervisor:
         self._held.revoke()
         self._present.kill()
 
-    def _end(self, stop: Stop) -> None:
+    def _end(self, stop: Do) -> None:
         self._stop = stop
         self._membership.end()
         self._handover.drop()
