@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -11,9 +12,20 @@ _ANY_PROCESS = -1
 """``PR_SET_PTRACER_ANY``."""
 
 
-def set_death_signal(how: signal.Signals) -> None:
-    """Have the kernel send this process the signal `how` when the thread that started it ends."""
+def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Ask the kernel to send this process the signal `how` when its parent dies.
+
+    Only for a process whose parent is a launcher: under a shell, `nohup` or a notebook server it
+    would end work that should go on.  The setting survives exec.  Children do not inherit it.
+    Linux counts the death of the *thread* of the parent that started this process.
+
+    `parent` is the expected process id of the parent (default: the present one).  If this parent
+    has died before the kernel knew of the request, this process sends itself `how`.
+    """
+    expected = os.getppid() if parent is None else parent
     _prctl(_PR_SET_PDEATHSIG, int(how))
+    if os.getppid() != expected:
+        os.kill(os.getpid(), how)
 
 
 def allow_reads() -> None:

@@ -81,11 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch.commands import list_jobs, scale
+        from ringreduce.launch import commands as running
+        from ringreduce.launch.sections import wrapped
 
-        if options.job is not None and options.size is None:
-            command.error("how many ranks? JOB and N; without both it lists your jobs")
-        return list_jobs() if options.job is None else scale(options.job, options.size)
+        if options.job is not None:
+            if options.size is None:
+                command.error("how many ranks? JOB and N; without both it lists your jobs")
+            return running.scale(options.job, options.size)
+        jobs = running.jobs() or ["you have no job that was started with --elastic"]
+        print(*map(wrapped, jobs), sep="\n")
+        return 0
     if options.command == "completion":
         from ringreduce.launch.completion import script
 

@@ -12,45 +12,20 @@ import platform
 import select
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ringreduce.launch.mpiexec import Flavour
 from ringreduce.launch.ranks import Gone, Ranks, Said
-from ringreduce.place import RANK_VARIABLES
-from ringreduce.recovery.wire import Connection, bound
+from ringreduce.recovery.wire import bound
 
 _INTELS_CODE = 255
 """The exit code that Intel MPI's mpiexec may return after a killed rank."""
-_LONGEST = 512
-"""Characters of the longest report."""
 _DEADLY = (
     *(signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGXCPU),
     *(signal.SIGXFSZ, signal.SIGSYS),
 )
 """Signals that end a rank before it can report."""
-
-
-class Report:
-    """Tells the launcher how a rank ends.  Without a launcher it tells nobody."""
-
-    def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
-        """Say which rank of MPI's job this is."""
-        self._launcher = launcher
-        names = (*RANK_VARIABLES, "RANK")
-        rank = next((environment[name] for name in names if name in environment), "")
-        if launcher is not None:
-            launcher.send("hello", rank=rank)
-
-    def end(self, how: str = "", code: int = 0, *, in_order: bool = False) -> None:
-        """Report that this rank ends the job, and how; its exit code is `code`.
-
-        With "" report that the rank ends but does not end the job; `in_order`: all ranks end with
-        this code.  A child that the rank has forked reports nothing.
-        """
-        if self._launcher is not None:
-            self._launcher.send("end", how=how[:_LONGEST], code=code, in_order=in_order)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from functools import partial
 from typing import IO
 
 from ringreduce.launch.banner import DRAIN_S
-from ringreduce.launch.job import die_with_parent
 from ringreduce.launch.launcher import ENDING, GRACE_S, exit_code
 from ringreduce.launch.signals import Signals
 from ringreduce.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, SURVIVED, port_of
+from ringreduce.prctl import die_with_parent
 
 _OF_MPIS = {"PMI_FD", *RANK_VARIABLES, *HYDRA, *OPEN_MPI, *SRUN}
 """Variables of a launcher in whose job this one runs: no rank may take itself for one of that."""

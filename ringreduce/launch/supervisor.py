@@ -52,7 +52,7 @@ from ringreduce.recovery import socket_folder
 from ringreduce.recovery.events import Events
 from ringreduce.recovery.held import Held
 from ringreduce.recovery.membership import Do, Lost, Membership, Phase, Resize, Rules, Verdict, What
-from ringreduce.recovery.pace import Paces
+from ringreduce.recovery.paces import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 from ringreduce.terminal import print_error

@@ -15,9 +15,10 @@ import time
 import pytest
 
 from ringreduce.launch import ranks
-from ringreduce.launch.ends import End, Report, Watch
+from ringreduce.launch.ends import End, Watch
 from ringreduce.launch.generation import end_of_mpiexec
 from ringreduce.launch.mpiexec import Flavour
+from ringreduce.launch.rank_main import Report
 from ringreduce.launch.ranks import Rank, is_exiting, status_of
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
 
