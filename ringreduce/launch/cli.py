@@ -23,8 +23,8 @@ import ringreduce
 from ringreduce.cores import shared_cores
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
-from ringreduce.launch.launcher import Hosts, Job, run
-from ringreduce.launch.mpiexec import LaunchError, NoMpiError
+from ringreduce.supervisor.launcher import Hosts, Job, run
+from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch import commands as running
         from ringreduce.launch.sections import wrapped
+        from ringreduce.supervisor import commands as running
 
         if options.job is not None:
             if options.size is None:

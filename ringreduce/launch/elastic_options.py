@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.launch.discovery import Discovery
-from ringreduce.launch.launcher import Job
-from ringreduce.recovery.events import Events
-from ringreduce.recovery.membership import Rules
+from ringreduce.supervisor.discovery import Discovery
+from ringreduce.supervisor.events import Events
+from ringreduce.supervisor.launcher import Job
+from ringreduce.supervisor.membership import Rules
 from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:  # only jobs that go on after losses need it, and NumPy
-    from ringreduce.recovery.held import Held
+    from ringreduce.supervisor.held import Held
 
 _OF_ELASTIC = frozenset(
     [
@@ -140,7 +140,7 @@ def supervise(
 
     Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
     """
-    from ringreduce.launch.supervisor import Supervisor
+    from ringreduce.supervisor.supervisor import Supervisor
 
     try:
         events = Events(options.events)
@@ -165,8 +165,8 @@ def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held
 
     Ends the program if --state-dir cannot be used.
     """
-    from ringreduce.recovery.held import Held
     from ringreduce.recovery.saving import check_new, last_saved
+    from ringreduce.supervisor.held import Held
 
     folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
     if folder is None:

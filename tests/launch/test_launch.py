@@ -14,17 +14,18 @@ import pytest
 
 import ringreduce
 from ringreduce.errors import counted, did_you_mean
-from ringreduce.launch import cli, launcher
+from ringreduce.launch import cli
 from ringreduce.launch.job import exit_code_of
-from ringreduce.launch.launcher import Job, command_line, rank_environment
-from ringreduce.launch.mpiexec import (
+from ringreduce.launch.rank_main import size_complaint
+from ringreduce.supervisor import launcher
+from ringreduce.supervisor.launcher import Job, command_line, rank_environment
+from ringreduce.supervisor.mpiexec import (
     Flavour,
     LaunchError,
     Mpiexec,
     find_mpiexec,
     identify,
 )
-from ringreduce.launch.rank_main import size_complaint
 from tests.support.mpi import DEADLINE_S
 from tests.support.mpiexecs import HYDRA_5, INTEL, OPEN_MPI_5, OPEN_MPI_5_LIBRARY, put_mpiexec
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch.ends import Watch
-from ringreduce.recovery.held import Held
 from ringreduce.recovery.saving import Saving, last_saved
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.wire import ADDRESS, TOKEN
+from ringreduce.supervisor.ends import Watch
+from ringreduce.supervisor.held import Held
 
 
 def written(steps: int) -> Slots:

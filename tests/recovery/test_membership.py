@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.recovery.membership import Do, Lost, Membership, Phase, Rules, Verdict, What
+from ringreduce.supervisor.membership import Do, Lost, Membership, Phase, Rules, Verdict, What
 
 
 def running(live: bool = False, **rules) -> Membership:

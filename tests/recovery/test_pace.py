@@ -9,7 +9,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.recovery.pace import Pace
-from ringreduce.recovery.paces import Paces
+from ringreduce.supervisor.paces import Paces
 
 
 def told(paces: Paces, step: int, times: list[float]) -> dict[int, tuple[float, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.recovery.membership import Do, Lost, Phase, What
+from ringreduce.supervisor.membership import Do, Lost, Phase, What
 from tests.recovery.test_membership import running
 
 

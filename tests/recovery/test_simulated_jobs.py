@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringreduce.recovery.held import Held
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
+from ringreduce.supervisor.held import Held
 from tests.support.simulated_job import EVENTS, STEPS, Job, RevokedError
 
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringreduce.launch import handover, suspicions, together
-from ringreduce.launch.generation import Generation
-from ringreduce.launch.handover import Handover
-from ringreduce.launch.ranks import Gone, Rank
-from ringreduce.launch.supervisor import Supervisor, _code_of, _signal_of
-from ringreduce.launch.suspicions import Suspicions
-from ringreduce.launch.together import Together
-from ringreduce.recovery.membership import Rules
 from ringreduce.recovery.wire import Message
+from ringreduce.supervisor import handover, suspicions, together
+from ringreduce.supervisor.generation import Generation
+from ringreduce.supervisor.handover import Handover
+from ringreduce.supervisor.membership import Rules
+from ringreduce.supervisor.ranks import Gone, Rank
+from ringreduce.supervisor.supervisor import Supervisor, _code_of, _signal_of
+from ringreduce.supervisor.suspicions import Suspicions
+from ringreduce.supervisor.together import Together
 
 
 @pytest.fixture

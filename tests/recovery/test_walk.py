@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.recovery.membership import Membership, Verdict
+from ringreduce.supervisor.membership import Membership, Verdict
 from tests.support.recovery_walk import FAULTS, Walk, WalkError
 
 

@@ -1,9 +1,9 @@
 """Walk every interleaving of a job of two or three ranks, its supervisor, one fault and one wish.
 
-The decisions are those of `ringreduce.recovery.membership` itself.  Ranks, files, communicators and
-the supervisor's answers are modelled: a rank trains, one write or message a step of the walk, and a
-fault kills or stops one rank anywhere.  At any time another number of ranks may be wanted.  In each
-state the walk proves that
+The decisions are those of `ringreduce.supervisor.membership` itself.  Ranks, files, communicators
+and the supervisor's answers are modelled: a rank trains, one write or message a step of the walk,
+and a fault kills or stops one rank anywhere.  At any time another number of ranks may be wanted.
+In each state the walk proves that
 
 - a committed slot has the samples of exactly so many whole steps,
 - no rank commits that has looked at its lease after it was revoked,
@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringreduce.recovery.membership import (
+from ringreduce.supervisor.membership import (
     Do,
     Lost,
     Membership,

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import (
+from ringreduce.recovery.slots import Slots
+from ringreduce.recovery.state import State
+from ringreduce.supervisor.held import Held
+from ringreduce.supervisor.membership import (
     Do,
     Lost,
     Membership,
@@ -28,8 +30,6 @@ from ringreduce.recovery.membership import (
     Rules,
     What,
 )
-from ringreduce.recovery.slots import Slots
-from ringreduce.recovery.state import State
 from ringreduce.train import Sampler
 
 SAMPLES, BATCH, EPOCHS = 11, 4, 3

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ringreduce.launch.cleanup import clean_up_job
-from ringreduce.launch.ends import End
-from ringreduce.launch.launcher import GRACE_S, Job, prepared, start_mpiexec
-from ringreduce.launch.mpiexec import Mpiexec
-from ringreduce.launch.ranks import ENDING_S, Rank, is_exiting
+from ringreduce.supervisor.cleanup import clean_up_job
+from ringreduce.supervisor.ends import End
+from ringreduce.supervisor.launcher import GRACE_S, Job, prepared, start_mpiexec
+from ringreduce.supervisor.mpiexec import Mpiexec
+from ringreduce.supervisor.ranks import ENDING_S, Rank, is_exiting
 
 _CONNECTING_S = 30.0
 """Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""

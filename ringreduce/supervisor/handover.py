@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ringreduce.launch.generation import Generation
-from ringreduce.launch.ranks import Rank
+from ringreduce.supervisor.generation import Generation
+from ringreduce.supervisor.ranks import Rank
 
 _GATHER_S = 0.1
 """Seconds in which notices to several ranks are taken for one wish."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ringreduce.config import LONGEST_S
-from ringreduce.launch.ranks import Rank
 from ringreduce.recovery.wire import Message
+from ringreduce.supervisor.ranks import Rank
 
 
 class Together:

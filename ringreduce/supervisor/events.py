@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from ringreduce.recovery.membership import Resize
+from ringreduce.supervisor.membership import Resize
 
 
 class Events:

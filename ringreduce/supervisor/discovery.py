@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from ringreduce.recovery.membership import Rules
+from ringreduce.supervisor.membership import Rules
 
 _EVERY_S = 5.0
 """Seconds between two questions."""

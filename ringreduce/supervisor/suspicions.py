@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ringreduce.launch.ranks import Rank
+from ringreduce.supervisor.ranks import Rank
 
 _GONE_S = 2.0
 """A reported loss is wrong if the end of the process is not seen within these seconds."""

@@ -29,13 +29,18 @@ from typing import Any
 
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.errors import counted
-from ringreduce.launch.cleanup import DYING_S
-from ringreduce.launch.commands import Commands, resized_text
-from ringreduce.launch.discovery import Discovery
-from ringreduce.launch.ends import end_of
-from ringreduce.launch.generation import Generation
-from ringreduce.launch.handover import Handover
-from ringreduce.launch.launcher import (
+from ringreduce.recovery.saving import Saving
+from ringreduce.recovery.wire import Message
+from ringreduce.supervisor import socket_folder
+from ringreduce.supervisor.cleanup import DYING_S
+from ringreduce.supervisor.commands import Commands, resized_text
+from ringreduce.supervisor.discovery import Discovery
+from ringreduce.supervisor.ends import end_of
+from ringreduce.supervisor.events import Events
+from ringreduce.supervisor.generation import Generation
+from ringreduce.supervisor.handover import Handover
+from ringreduce.supervisor.held import Held
+from ringreduce.supervisor.launcher import (
     ENDING,
     PASSED_ON,
     Job,
@@ -43,18 +48,22 @@ from ringreduce.launch.launcher import (
     job_environment,
     standard_input,
 )
-from ringreduce.launch.mpiexec import find_mpiexec
-from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
-from ringreduce.launch.signals import Signals
-from ringreduce.launch.suspicions import Suspicions
-from ringreduce.launch.together import Together
-from ringreduce.recovery import socket_folder
-from ringreduce.recovery.events import Events
-from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import Do, Lost, Membership, Phase, Resize, Rules, Verdict, What
-from ringreduce.recovery.paces import Paces
-from ringreduce.recovery.saving import Saving
-from ringreduce.recovery.wire import Message
+from ringreduce.supervisor.membership import (
+    Do,
+    Lost,
+    Membership,
+    Phase,
+    Resize,
+    Rules,
+    Verdict,
+    What,
+)
+from ringreduce.supervisor.mpiexec import find_mpiexec
+from ringreduce.supervisor.paces import Paces
+from ringreduce.supervisor.ranks import Gone, Rank, Ranks, Said
+from ringreduce.supervisor.signals import Signals
+from ringreduce.supervisor.suspicions import Suspicions
+from ringreduce.supervisor.together import Together
 from ringreduce.terminal import print_error
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")

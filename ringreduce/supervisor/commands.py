@@ -11,11 +11,11 @@ import os
 import sys
 
 from ringreduce.errors import counted
-from ringreduce.launch.ranks import Rank, Ranks, Said
 from ringreduce.processes import command_of
-from ringreduce.recovery import socket_folder
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.wire import Connection, WireError, connected
+from ringreduce.supervisor import socket_folder
+from ringreduce.supervisor.ranks import Rank, Ranks, Said
 
 
 class Commands:

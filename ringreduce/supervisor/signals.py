@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from ringreduce.launch.launcher import PASSED_ON
+from ringreduce.supervisor.launcher import PASSED_ON
 
 
 class Signals:

@@ -14,9 +14,9 @@ import signal
 import threading
 from dataclasses import dataclass
 
-from ringreduce.launch.mpiexec import Flavour
-from ringreduce.launch.ranks import Gone, Ranks, Said
 from ringreduce.recovery.wire import bound
+from ringreduce.supervisor.mpiexec import Flavour
+from ringreduce.supervisor.ranks import Gone, Ranks, Said
 
 _INTELS_CODE = 255
 """The exit code that Intel MPI's mpiexec may return after a killed rank."""

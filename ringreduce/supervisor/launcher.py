@@ -20,13 +20,13 @@ from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.errors import counted
-from ringreduce.launch.banner import MpiexecWithoutBanner
-from ringreduce.launch.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
-from ringreduce.launch.ends import Watch
-from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
 from ringreduce.place import is_here, port_of, without
 from ringreduce.prctl import die_with_parent
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, EXPECTED_SIZE, MORE_WORDS, TOKEN
+from ringreduce.supervisor.banner import MpiexecWithoutBanner
+from ringreduce.supervisor.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
+from ringreduce.supervisor.ends import Watch
+from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
 from ringreduce.terminal import RELAYED_BY, print_error
 from ringreduce.trace import TRACE
 
