@@ -1,4 +1,4 @@
-"""The processes of a generation: an mpiexec and its ranks.
+"""The processes of a generation: an mpiexec and its ranks, and what the ranks ask and suspect.
 
 After a live recovery the ranks that are left are the next generation.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
+from ringreduce.config import LONGEST_S
+from ringreduce.recovery.wire import Message
 from ringreduce.supervisor.cleanup import clean_up_job
 from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.launcher import GRACE_S, Job, prepared, start_mpiexec
@@ -18,8 +22,34 @@ from ringreduce.supervisor.ranks import ENDING_S, Rank, is_exiting
 
 _CONNECTING_S = 30.0
 """Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""
+_READY_S = 120.0
+"""Seconds in which a generation must be ready that starts beside the present one."""
 _DRAIN_S = 0.1
 """Seconds that mpiexec has to pass on the last output of killed ranks."""
+_GONE_S = 2.0
+"""A reported loss is wrong if the end of the process is not seen within these seconds."""
+_BLAME_S = 0.05
+"""Seconds to wait for further reports of ranks that do not answer: a rank that reports is alive."""
+
+
+@dataclass(frozen=True)
+class _Suspicion:
+    """A rank suspects that others are lost."""
+
+    by: Rank
+    ranks: frozenset[int]
+    stopped: bool
+    """Whether they do not answer; otherwise they are gone."""
+    until: float
+    """When it is judged, by the monotonic clock."""
+
+
+@dataclass(frozen=True)
+class _Departure:
+    """Why a rank is to leave, and when it counts as lost if it has not left by then."""
+
+    cause: str
+    until: float
 
 
 class Generation:
@@ -37,15 +67,27 @@ class Generation:
         self.number, self.size = number, job.ranks
         self.ranks: list[Rank] = []
         """Those that have connected."""
+        self.lost: list[Rank] = []
+        """Those that were lost while the generation goes on."""
         self.done: set[Rank] = set()
         """The ranks whose program has ended without an error."""
+        self.ready: list[Rank] = []
+        """The ranks that are ready to take over, if the generation starts beside another one."""
         self.bug: End | None = None
         """The first end of a rank by an exception or an exit code."""
         self.code = 0
         """The exit code of that rank, or of all ranks that end in order; 0: not known."""
         self.exiting: list[Rank] = []
         """When a rank was lost: those that were about to end as well."""
+        self.asking: dict[Rank, Message] = {}
+        """What ranks have asked that wait until all others have asked, too."""
+        self.asked_until: float | None = None
+        """When ranks count as stopped that have not asked by then; None: no rank waits."""
+        self._suspicions: list[_Suspicion] = []
+        """Those that have no answer yet."""
+        self._leaving: dict[Rank, _Departure] = {}
         self._since = time.time()
+        self._ready_until = time.monotonic() + _READY_S
         self._connect_until: float | None = None
         """When all ranks must have connected; None: none has."""
         self._kill_at: float | None = None
@@ -58,11 +100,18 @@ class Generation:
             argv, environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
 
+    # --- its ranks ---
+
     def connect(self, rank: Rank) -> None:
         """A rank has connected."""
         if self._connect_until is None:
             self._connect_until = time.monotonic() + _CONNECTING_S
         self.ranks.append(rank)
+
+    @property
+    def living(self) -> list[Rank]:
+        """The ranks that have connected and are not lost."""
+        return [rank for rank in self.ranks if rank not in self.lost]
 
     @property
     def missing(self) -> list[int]:
@@ -87,17 +136,134 @@ class Generation:
         """The process ids of the ranks, from rank 0 on."""
         return [rank.pid for rank in sorted(self.ranks, key=lambda rank: int(rank.number))]
 
-    def shrink(self, number: int, lost: Iterable[Rank]) -> None:
+    def shrink(self, number: int) -> None:
         """Be generation `number`, without the lost ranks; the others are numbered from 0."""
         self.number = number
-        left = set(self.ranks) - set(lost)
-        self.ranks = sorted(left, key=lambda rank: int(rank.number))
+        self.ranks = sorted(self.living, key=lambda rank: int(rank.number))
         self.size = len(self.ranks)
         for place, rank in enumerate(self.ranks):
             rank.number = str(place)
 
+    # --- what its ranks ask together ---
+
+    def ask(self, rank: Rank, message: Message, timeout_s: float) -> None:
+        """Let a rank wait for the others, which have `timeout_s` from the first one that waits."""
+        if self.asked_until is None:
+            self.asked_until = time.monotonic() + min(timeout_s, LONGEST_S)
+        self.asking[rank] = message
+
+    @property
+    def have_all_asked(self) -> bool:
+        """Whether all living ranks wait."""
+        return self.asking.keys() >= set(self.living)
+
+    @property
+    def silent(self) -> list[Rank]:
+        """The living ranks that do not wait, though others do."""
+        return [rank for rank in self.living if rank not in self.asking] if self.asking else []
+
+    @property
+    def asked(self) -> list[tuple[str, int]]:
+        """The kinds of the messages with which the living ranks have asked.
+
+        Each with the size of the communicator that the rank has made; 0: it has made none.
+        """
+        asked = (self.asking[rank] for rank in self.living)
+        return [(message.kind, int(message.fields.get("size", 0))) for message in asked]
+
+    def who_asked(self, kind: str) -> list[Rank]:
+        """Return the ranks that have asked with a message of this kind."""
+        return [rank for rank, message in self.asking.items() if message.kind == kind]
+
+    def answer(
+        self, ranks: Iterable[Rank], kind: str, files: Sequence[int] = (), **fields: Any
+    ) -> None:
+        """Answer ranks that wait."""
+        ranks = list(ranks)
+        self.forget(ranks)
+        for rank in ranks:
+            rank.connection.send(kind, files, **fields)
+
+    def forget(self, ranks: Iterable[Rank]) -> None:
+        """Let these ranks wait no longer."""
+        for rank in list(ranks):
+            self.asking.pop(rank, None)
+        if not self.asking:
+            self.asked_until = None
+
+    # --- what its ranks suspect: they wait for an answer ---
+
+    def suspect(self, by: Rank, ranks: Collection[int], *, stopped: bool) -> None:
+        """Note that a rank suspects others; `stopped`: they do not answer."""
+        until = time.monotonic() + (_BLAME_S if stopped else _GONE_S)
+        self._suspicions.append(_Suspicion(by, frozenset(ranks), stopped, until))
+
+    @property
+    def blamed(self) -> list[Rank]:
+        """The ranks that do not answer, once all others have had time to report."""
+        now = time.monotonic()
+        if all(each.until > now for each in self._suspicions):
+            return []
+        alive = {int(each.by.number) for each in self._suspicions}
+        stopped = frozenset().union(*(e.ranks for e in self._suspicions if e.stopped)) - alive
+        return [rank for rank in self.ranks if int(rank.number) in stopped]
+
+    def take_suspecting(self, by: float = float("inf")) -> list[Rank]:
+        """Return the ranks whose suspicions are due `by` a time; forget what they suspect."""
+        due = [each for each in self._suspicions if each.until <= by]
+        self._suspicions = [each for each in self._suspicions if each.until > by]
+        return [each.by for each in due]
+
+    # --- its ranks that are to leave ---
+
+    def leaves(self, rank: Rank, cause: str, grace_s: float) -> None:
+        """Note that `rank` has to leave within `grace_s`, and why."""
+        self._leaving.setdefault(rank, _Departure(cause, time.monotonic() + grace_s))
+
+    @property
+    def leaving(self) -> dict[int, str]:
+        """The number of each living rank that is to leave, with the cause."""
+        living = self.living
+        return {int(r.number): each.cause for r, each in self._leaving.items() if r in living}
+
+    def take_overdue(self) -> dict[Rank, str]:
+        """Return the living ranks that should have left by now, once, with the cause."""
+        now = time.monotonic()
+        found = {rank: each.cause for rank, each in self._leaving.items() if now >= each.until}
+        for rank in found:
+            del self._leaving[rank]
+        living = self.living
+        return {rank: cause for rank, cause in found.items() if rank in living}
+
+    @property
+    def owes_at(self) -> float | None:
+        """When ranks that ask, suspect or leave have to be looked at; None: none does."""
+        times = [each.until for each in self._suspicions]
+        times += [each.until for each in self._leaving.values()]
+        if self.asked_until is not None:
+            times.append(self.asked_until)
+        return min(times, default=None)
+
+    # --- a generation that starts beside the present one ---
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all its ranks are ready to take over."""
+        return len(self.ready) == self.size
+
+    @property
+    def ready_until(self) -> float | None:
+        """When it must be ready to take over; None: it is."""
+        return None if self.is_ready else self._ready_until
+
+    # --- its end ---
+
     def kill(self) -> None:
-        """Kill all ranks; mpiexec may pass on their last output."""
+        """Kill all ranks, and forget what they want; mpiexec may pass on their last output."""
+        self.lost.clear()
+        self.forget(self.asking)
+        self._suspicions.clear()
+        self._leaving.clear()
         for rank in self.ranks:
             rank.kill()
         self.expect_end(_DRAIN_S)

@@ -15,6 +15,7 @@ asked, so that all do the same.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import select
@@ -38,7 +39,6 @@ from ringreduce.supervisor.discovery import Discovery
 from ringreduce.supervisor.ends import end_of
 from ringreduce.supervisor.events import Events
 from ringreduce.supervisor.generation import Generation
-from ringreduce.supervisor.handover import Handover
 from ringreduce.supervisor.held import Held
 from ringreduce.supervisor.launcher import (
     ENDING,
@@ -62,8 +62,6 @@ from ringreduce.supervisor.mpiexec import find_mpiexec
 from ringreduce.supervisor.paces import Paces
 from ringreduce.supervisor.ranks import Gone, Rank, Ranks, Said
 from ringreduce.supervisor.signals import Signals
-from ringreduce.supervisor.suspicions import Suspicions
-from ringreduce.supervisor.together import Together
 from ringreduce.terminal import print_error
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
@@ -71,6 +69,8 @@ _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
 _NEVER_CALLED = "warning: --elastic had no effect, for the program has not called rr.elastic"
+_GATHER_S = 0.1
+"""Seconds in which notices to several ranks are taken for one wish."""
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -106,18 +106,17 @@ class Supervisor:
         self._address = socket_folder.socket_of(os.getpid())
         self._ranks = Ranks(socket_folder.bound(self._address), "", standard_input())
         self._commands = Commands()
-        self._handover = Handover(rules.grace_s)
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
         self._ended: list[Generation] = []
         """Those that may have left files behind."""
         self._present: Generation
-        """The last one that was started."""
-        self._suspicions = Suspicions()
-        """What ranks of the present generation suspect."""
-        self._together = Together(job.timeout_s or _timeout_of(self._given))
-        self._lost: list[Rank] = []
-        """The ranks that the present generation has lost while it goes on."""
+        """The one that trains, or begins to."""
+        self._next: Generation | None = None
+        """The one that starts beside it; None: there is none."""
+        self._pursue_at: float | None = None
+        """When to compare the wanted ranks with the present ones; None: nothing to compare."""
+        self._timeout_s = job.timeout_s or _timeout_of(self._given)
         self._paces = Paces()
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
@@ -164,9 +163,11 @@ class Supervisor:
     def _turn(self, signals: Signals) -> None:
         """Wait until something happens, and handle it."""
         wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [self._together.until, self._handover.wakes_at, self._suspicions.wakes_at]
-        if self._discovery is not None and self._stop is None:
-            wakes.append(self._discovery.wakes_at)
+        wakes.append(self._present.owes_at)
+        if self._stop is None:
+            wakes.append(self._pursue_at)
+            wakes += [self._next.ready_until] if self._next is not None else []
+            wakes += [self._discovery.wakes_at] if self._discovery is not None else []
         at = min((each for each in wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
         waited = [self._ranks.fileno(), self._commands.fileno(), signals.woken]
@@ -184,7 +185,8 @@ class Supervisor:
         for generation in self._generations:
             generation.tick(now)
         self._judge()
-        if self._together.until is not None and now >= self._together.until:
+        until = self._present.asked_until
+        if until is not None and now >= until:
             self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
             self._fenced(now)
@@ -193,7 +195,7 @@ class Supervisor:
         if self._stop is None:
             self._do(self._membership.tick(now))
             self._discover(now)
-            self._look_at_handover()
+            self._look_at_handover(now)
 
     def _fenced(self, now: float) -> None:
         """Start the next generation, unless a bug has ended the one that is gone."""
@@ -220,9 +222,9 @@ class Supervisor:
         for event in self._ranks.happened():
             if isinstance(event, Said):
                 self._handle_message(event.rank, event.message)
-            if self._handover.owns(event.rank):
+            if self._starts(event.rank):
                 self._handle_end_of_newcomer(event)
-            elif event.rank in self._living and self._stop is None:
+            elif event.rank in self._present.living and self._stop is None:
                 self._handle_end(event)
 
     def _handle_end(self, event: Said | Gone) -> None:
@@ -253,7 +255,7 @@ class Supervisor:
                 self._handle_ranks()  # the ends of ranks came before, and tell more than the code
                 if self._membership.phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
                     self._handle_mpiexec(code)
-            if generation is self._handover.next:
+            if generation is self._next:
                 self._give_up_newcomers(f"mpiexec ended with exit code {exit_code(code, 0)}")
             if generation.is_gone:
                 self._generations.remove(generation)
@@ -267,7 +269,7 @@ class Supervisor:
         if present.bug is not None:
             text = present.bug.text(code, flavour)
             self._end(Do(What.STOP, code=present.code or exit_code(code, 0), text=text))
-        elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
+        elif code == 0 or (present.is_complete and present.done.issuperset(present.living)):
             warns = not self._has_joined and not present.code
             text = _NEVER_CALLED if warns else ""
             self._end(Do(What.STOP, code=present.code, text=text))
@@ -287,15 +289,15 @@ class Supervisor:
             rank.kill()  # of a generation that is not wanted any more
             self._ranks.forget(rank)
         elif message.kind == "hello" and self._stop is None:
-            if self._handover.next is not None:
-                self._handover.next.connect(rank)
+            if self._next is not None:
+                self._next.connect(rank)
             elif self._membership.phase in (Phase.STARTING, Phase.RUNNING):
                 present.connect(rank)
             else:
                 rank.kill()
-        elif self._handover.owns(rank):
+        elif self._starts(rank):
             self._handle_newcomer(rank, message)
-        elif rank not in self._living or self._membership.phase in _OVER:
+        elif rank not in present.living or self._membership.phase in _OVER:
             message.close()
         elif message.kind == "end":
             if fields.get("in_order") or not fields.get("code"):
@@ -320,7 +322,7 @@ class Supervisor:
             self._complain("output", str(fields["text"]))
         elif message.kind == "notice":
             if present.bug is None:  # after which the MPI ends ranks by this signal
-                self._handover.leaves(rank, "notice")
+                self._have_leave(rank, "notice")
         elif message.kind == "pace":
             self._compare(rank, int(fields["step"]), float(fields["seconds"]))
         elif message.kind in _QUESTIONS:
@@ -332,16 +334,16 @@ class Supervisor:
         """Handle a message whose sender waits for an answer."""
         fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
         if message.kind == "suspect" and not shrinks:
-            self._suspicions.add(rank, fields["ranks"], stopped=bool(fields["stopped"]))
+            self._present.suspect(rank, fields["ranks"], stopped=bool(fields["stopped"]))
             return
         if message.kind == "unable":
             _print(f"no live recovery: {fields['text']}")
-        self._together.ask(rank, message)
+        self._present.ask(rank, message, self._timeout_s)
         if message.kind == "paused":
             if shrinks:
-                self._together.answer([rank], "raise", text="another rank has left")
+                self._present.answer([rank], "raise", text="another rank has left")
             elif self._held.is_early(int(fields["call"]), int(fields["step"])):
-                self._together.answer([rank], "go on")
+                self._present.answer([rank], "go on")
         self._answer_all()
 
     def _compare(self, rank: Rank, step: int, seconds: float) -> None:
@@ -352,14 +354,14 @@ class Supervisor:
             times = {"compute_s": round(took, 6), "median_s": round(median, 6), "step": step}
             where = {"rank": number, "host": platform.node(), "generation": present.number}
             self._events.write("slow", **where, **times)
-            slow_rank = next((e for e in self._living if int(e.number) == number), None)
+            slow_rank = next((e for e in present.living if int(e.number) == number), None)
             if self._rules.slow == "drop" and self._can_spare_one and slow_rank is not None:
-                self._handover.leaves(slow_rank, "slow")
+                self._have_leave(slow_rank, "slow")
 
     @property
     def _can_spare_one(self) -> bool:
         """Whether enough ranks are left if one more leaves than those that are to leave."""
-        staying = len(self._living) - self._handover.departures(self._living)
+        staying = len(self._present.living) - len(self._present.leaving)
         return self._rules.replace or staying > self._rules.least
 
     def _complain(self, what: str, text: str) -> None:
@@ -386,11 +388,11 @@ class Supervisor:
 
         Its ranks may have made more steps since.
         """
-        self._membership.started()
-        self._held.drop(self._lost)
-        self._lost.clear()
-        self._paces = Paces()
         present = self._present
+        self._membership.started()
+        self._held.drop(present.lost)
+        present.lost.clear()
+        self._paces = Paces()
         if not self._has_begun and step:
             self._events.write("resumed", generation=present.number, step=step)
         if self._losses:
@@ -405,58 +407,53 @@ class Supervisor:
 
     # --- what all ranks do together ---
 
-    @property
-    def _living(self) -> list[Rank]:
-        """The ranks of the present generation that are not lost."""
-        return [rank for rank in self._present.ranks if rank not in self._lost]
-
     def _blame_silent(self) -> None:
         """Give up the ranks that others wait for: they are stopped, or hang."""
-        self._together.until = None
-        if silent := self._together.silent(self._living):
+        self._present.asked_until = None
+        if silent := self._present.silent:
             self._lose([Lost(int(rank.number), 0) for rank in silent], "stopped")
 
     def _answer_all(self) -> None:
         """Answer the ranks that wait for each other, if all that are alive do."""
-        living, together, members = self._living, self._together, self._membership
-        if not together.asking:
+        present, members, living = self._present, self._membership, self._present.living
+        if not present.asking:
             return
-        ended = [rank.number for rank in living if rank.gone or rank in self._present.done]
-        if ended and self._present.bug is not None:
+        ended = [rank.number for rank in living if rank.gone or rank in present.done]
+        if ended and present.bug is not None:
             return  # MPI, or this process, ends them
         if ended:  # they never ask
             text = f"ranks that ended inside the call of elastic: {', '.join(sorted(ended))}"
-            together.answer(together.asking, "raise", text=text)
+            present.answer(present.asking, "raise", text=text)
             return
-        if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
+        if not present.have_all_asked or not all(rank.gone for rank in present.lost):
             return
-        match members.verdict(together.asked(living)):
+        match members.verdict(present.asked):
             case Verdict.GIVE_UP:
                 self._do(members.give_up(time.monotonic()))
             case Verdict.PAUSED:
                 self._do(members.paused(time.monotonic(), self._held.committed_at))
             case Verdict.DONE:
                 members.finished()
-                together.answer(living, "done")
+                present.answer(living, "done")
             case Verdict.GO_ON:
-                together.answer(together.who_asked("paused"), "go on")
+                present.answer(present.who_asked("paused"), "go on")
             case Verdict.BEGIN:
-                self._shrunk(living)
+                self._shrunk(present)
             case Verdict.SHRINK:
                 members.all_take_part(time.monotonic())
-                together.answer(living, "shrink")
+                present.answer(living, "shrink")
 
-    def _shrunk(self, living: Sequence[Rank]) -> None:
+    def _shrunk(self, present: Generation) -> None:
         """All ranks that are left have a communicator: they are the next generation."""
         self._membership.shrunk(time.monotonic())
         self._unwritten = self._membership.resize
-        self._present.shrink(self._membership.generation, self._lost)
-        self._held.begin_generation(self._membership.generation, self._lost)
-        for rank in self._lost:
+        present.shrink(self._membership.generation)
+        self._held.begin_generation(present.number, present.lost)
+        for rank in present.lost:
             self._ranks.forget(rank)
-        ahead = self._held.ahead(self._lost)
+        ahead = self._held.ahead(present.lost)
         files = () if ahead is None else (ahead.file,)
-        self._together.answer(living, "member", files, **self._member())
+        present.answer(present.ranks, "member", files, **self._member())
 
     # --- another number of ranks ---
 
@@ -487,23 +484,32 @@ class Supervisor:
         self._membership.wish(size, "discover")
         self._pursue()
 
-    def _look_at_handover(self) -> None:
+    def _look_at_handover(self, now: float) -> None:
         """Do what is due for ranks that are to leave, and for the next generation."""
-        handover = self._handover
-        if overdue := handover.overdue(self._living):
+        if overdue := self._present.take_overdue():
             lost = [Lost(int(rank.number), int(signal.SIGTERM)) for rank in overdue]
             self._lose(lost, next(iter(overdue.values())))
-        if handover.is_due:
+        if self._pursue_at is not None and now >= self._pursue_at:
             self._pursue()
-        if handover.next is not None and handover.next.missing:
-            self._give_up_newcomers(f"rank {handover.next.missing[0]} has not connected")
-        if handover.is_late:
+        if self._next is not None and (missing := self._next.missing):
+            self._give_up_newcomers(f"rank {missing[0]} has not connected")
+        if self._next is not None and now >= (self._next.ready_until or math.inf):
             self._give_up_newcomers("they are not ready in time")
+
+    def _starts(self, rank: Rank) -> bool:
+        """Return whether a rank belongs to the next generation, which starts."""
+        return self._next is not None and rank in self._next.ranks
+
+    def _have_leave(self, rank: Rank, cause: str) -> None:
+        """Have a rank leave within the grace; notices to several ranks are one wish."""
+        self._present.leaves(rank, cause, self._rules.grace_s)
+        self._pursue_at = self._pursue_at or time.monotonic() + _GATHER_S
 
     def _pursue(self) -> None:
         """Go on towards the ranks that are wanted."""
-        self._do(self._membership.pursue(self._handover.leaving(self._living)))
-        if self._handover.is_ready:
+        self._pursue_at = None
+        self._do(self._membership.pursue(self._present.leaving))
+        if self._next is not None and self._next.is_ready:
             self._do(self._membership.prepared())
         if not self._membership.wants_ranks and self._unwritten is None:
             self._commands.done(f"{counted(self._present.size, 'rank')}, as before")
@@ -512,9 +518,9 @@ class Supervisor:
         """Handle a message of a rank of the next generation, while it starts."""
         if message.kind == "join":
             rank.connection.send("member")
-        elif message.kind == "ready":
-            self._handover.ready(rank)
-            if self._handover.is_ready:
+        elif message.kind == "ready" and self._next is not None:
+            self._next.ready.append(rank)
+            if self._next.is_ready:
                 self._do(self._membership.prepared())
 
     def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
@@ -538,44 +544,50 @@ class Supervisor:
         """Start the next generation beside the present one."""
         self._drop()
         try:
-            self._handover.begin(self._new_generation(self._present.number + 1, size))
+            self._next = self._new_generation(self._present.number + 1, size)
         except OSError as error:
             self._give_up_newcomers(f"mpiexec cannot be started: {error}")
 
     def _drop(self) -> None:
         """Kill what has started for the next generation; no rank pauses for it."""
-        self._handover.drop()
+        self._kill_newcomers()
         self._ranks.token = os.urandom(16).hex()  # those that it has started are refused
         self._held.go_on()
-        self._together.answer(self._together.who_asked("paused"), "go on")
+        self._present.answer(self._present.who_asked("paused"), "go on")
+
+    def _kill_newcomers(self) -> None:
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
 
     def _pause(self) -> None:
         """Have all ranks pause after the same step."""
         wanted = self._membership.wanted
-        if self._handover.next is not None and wanted is not None and not wanted.starts:
+        if self._next is not None and wanted is not None and not wanted.starts:
             self._drop()  # what has started is not wanted any more
         if not self._held.pauses:
             self._held.pause()
 
     def _part(self, leaving: Collection[int]) -> None:
         """Have some ranks end, and the others make a communicator; all have paused."""
-        parted = [rank for rank in self._living if int(rank.number) in leaving]
-        self._together.answer(parted, "leave", alone=True)
-        self._lost += parted
+        parted = [rank for rank in self._present.living if int(rank.number) in leaving]
+        self._present.answer(parted, "leave", alone=True)
+        self._present.lost += parted
         self._shrink()
 
     def _leave(self) -> None:
         """Have all ranks end; all have paused."""
         self._held.revoke()
         self._present.expect_end(self._rules.grace_s)
-        self._together.answer(self._living, "leave", alone=False)
+        self._present.answer(self._present.living, "leave", alone=False)
 
     def _take_over(self, generation: int) -> None:
         """Let the next generation begin."""
+        assert self._next is not None
         self._unwritten = self._membership.resize
-        self._present, ready = self._handover.take()
+        self._present, self._next = self._next, None
         self._present.number = generation
-        self._begin(ready, call=1)
+        self._begin(self._present.ready, call=1)
 
     # --- what a generation has done ---
 
@@ -605,24 +617,22 @@ class Supervisor:
 
     def _judge(self) -> None:
         """Decide about suspected ranks."""
-        stopped = self._suspicions.blamed()
-        blamed = [rank for rank in self._present.ranks if int(rank.number) in stopped]
-        if blamed:
+        if blamed := self._present.blamed:
             self._lose([Lost(int(rank.number), 0) for rank in blamed], "stopped")
             return
-        for rank in self._suspicions.take_due():
+        for rank in self._present.take_suspecting(time.monotonic()):
             rank.connection.send("raise", text="")
 
     # --- what follows ---
 
     def _lose(self, lost: Sequence[Lost], cause: str) -> None:
         present, now, seen = self._present, time.monotonic(), self._held.committed_at
-        present.exiting = [rank for rank in self._living if rank.is_exiting]
-        numbers = {each.rank for each in lost}
+        living, numbers = present.living, {each.rank for each in lost}
+        present.exiting = [rank for rank in living if rank.is_exiting]
         self._losses += [str(each).replace(f"by signal {each.signal} ", "") for each in lost]
-        self._lost += [rank for rank in self._living if int(rank.number) in numbers]
-        self._together.forget(self._lost)
-        for rank in self._lost:
+        present.lost += [rank for rank in living if int(rank.number) in numbers]
+        present.forget(present.lost)
+        for rank in present.lost:
             rank.kill()  # one that was stopped must not go on beside the others
         self._do(
             self._membership.lost(
@@ -677,24 +687,21 @@ class Supervisor:
     def _shrink(self) -> None:
         """Have the ranks that are left make a communicator of their own, once all have asked."""
         self._held.go_on()
-        paused = self._together.who_asked("paused")
-        self._together.answer(paused, "raise", text="another rank has left")
-        for rank in self._suspicions.take():
-            self._together.ask(rank, Message("suspect"))
+        present = self._present
+        present.answer(present.who_asked("paused"), "raise", text="another rank has left")
+        for rank in present.take_suspecting():
+            present.ask(rank, Message("suspect"), self._timeout_s)
         self._answer_all()
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
-        self._suspicions.take()
-        self._together.forget(self._together.asking)
-        self._lost.clear()
         self._held.revoke()
         self._present.kill()
 
     def _end(self, stop: Do) -> None:
         self._stop = stop
         self._membership.end()
-        self._handover.drop()
+        self._kill_newcomers()
         self._write_resize(None)
         self._fence()
 

@@ -829,24 +829,24 @@ MUTATIONS = [
     ),
     Mutation(
         "told-to-leave-and-lost",
-        "supervisor/handover.py",
+        "supervisor/generation.py",
         "if now >= each.until}",
         "if now <= each.until}",
         "A rank that is told to leave is killed at once, in the middle of its step.",
     ),
     Mutation(
         "ranks-that-report-are-blamed",
-        "supervisor/suspicions.py",
-        "if each.stopped)) - alive",
-        "if each.stopped))",
+        "supervisor/generation.py",
+        "if e.stopped)) - alive",
+        "if e.stopped))",
         "A rank that waits for a stopped one is killed with it.",
     ),
     Mutation(
         "next-wait-ends-with-the-last",
-        "supervisor/together.py",
-        "            del self._asking[rank]\n"
-        "        if not self._asking:\n            self.until = None\n",
-        "            del self._asking[rank]\n",
+        "supervisor/generation.py",
+        "            self.asking.pop(rank, None)\n"
+        "        if not self.asking:\n            self.asked_until = None\n",
+        "            self.asking.pop(rank, None)\n",
         "Ranks are given up too early when they wait for each other a second time.",
     ),
     Mutation(
