@@ -63,7 +63,7 @@ _BY_FILE = {
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),
     "supervisor/membership.py": _MEMBERS,
     "supervisor/generation.py": _SUPERVISOR,
-    "supervisor/supervisor.py": _SUPERVISOR,
+    "supervisor/elastic.py": _SUPERVISOR,
     "point_to_point/endpoint.py": _MESSAGES,
     "point_to_point/by_transport.py": _MESSAGES,
     "point_to_point/by_mailbox.py": _MESSAGES,

@@ -140,7 +140,7 @@ def supervise(
 
     Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
     """
-    from ringreduce.supervisor.supervisor import Supervisor
+    from ringreduce.supervisor.elastic import Supervisor
 
     try:
         events = Events(options.events)

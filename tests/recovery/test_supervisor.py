@@ -9,12 +9,12 @@ import pytest
 
 from ringreduce.recovery.wire import Message
 from ringreduce.supervisor import generation
+from ringreduce.supervisor.elastic import Supervisor, _code_of, _signal_of
 from ringreduce.supervisor.generation import Generation
 from ringreduce.supervisor.launcher import Job
 from ringreduce.supervisor.membership import Rules
 from ringreduce.supervisor.mpiexec import Flavour, Mpiexec
 from ringreduce.supervisor.ranks import Gone, Rank
-from ringreduce.supervisor.supervisor import Supervisor, _code_of, _signal_of
 
 
 @pytest.fixture

@@ -858,14 +858,14 @@ MUTATIONS = [
     ),
     Mutation(
         "status-for-exit-code",
-        "supervisor/supervisor.py",
+        "supervisor/elastic.py",
         "os.WEXITSTATUS(event.status)",
         "event.status",
         "A job whose rank ends with exit code 3 ends with 0.",
     ),
     Mutation(
         "slow-rank-that-is-needed-leaves",
-        "supervisor/supervisor.py",
+        "supervisor/elastic.py",
         "or staying > self._rules.least",
         "or staying >= self._rules.least",
         "A slow rank leaves though too few ranks stay, and the job ends.",
