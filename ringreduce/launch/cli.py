@@ -23,8 +23,9 @@ import ringreduce
 from ringreduce.cores import shared_cores
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
-from ringreduce.supervisor.launcher import Hosts, Job, run
+from ringreduce.supervisor.launcher import Hosts, Job
 from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
+from ringreduce.supervisor.supervisor import run
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 

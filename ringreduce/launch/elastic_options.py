@@ -140,7 +140,7 @@ def supervise(
 
     Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
     """
-    from ringreduce.supervisor.elastic import Supervisor
+    from ringreduce.supervisor.elastic import ElasticSupervisor
 
     try:
         events = Events(options.events)
@@ -152,7 +152,7 @@ def supervise(
         if discovery is not None:
             ranks = discovery.first(rules)
             job, rules = replace(job, ranks=ranks), replace(rules, ranks=ranks)
-        supervisor = Supervisor(job, rules, events, held, discovery)
+        supervisor = ElasticSupervisor(job, rules, events, held, discovery)
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
     except ValueError as error:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from ringreduce.supervisor.membership import Rules
+from ringreduce.supervisor.signals import heed_again
 
 _EVERY_S = 5.0
 """Seconds between two questions."""
@@ -120,6 +121,7 @@ class Discovery:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 start_new_session=True,
+                preexec_fn=heed_again,
             )
         except (OSError, ValueError, IndexError) as error:
             if output is not None:

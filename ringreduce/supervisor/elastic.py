@@ -18,8 +18,8 @@ import contextlib
 import math
 import os
 import platform
-import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,21 +33,13 @@ from ringreduce.errors import counted
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
 from ringreduce.supervisor import socket_folder
-from ringreduce.supervisor.cleanup import DYING_S
 from ringreduce.supervisor.commands import Commands, resized_text
 from ringreduce.supervisor.discovery import Discovery
 from ringreduce.supervisor.ends import end_of
 from ringreduce.supervisor.events import Events
 from ringreduce.supervisor.generation import Generation
 from ringreduce.supervisor.held import Held
-from ringreduce.supervisor.launcher import (
-    ENDING,
-    PASSED_ON,
-    Job,
-    exit_code,
-    job_environment,
-    standard_input,
-)
+from ringreduce.supervisor.launcher import Job, exit_code, job_environment, standard_input
 from ringreduce.supervisor.membership import (
     Do,
     Lost,
@@ -61,8 +53,8 @@ from ringreduce.supervisor.membership import (
 from ringreduce.supervisor.mpiexec import find_mpiexec
 from ringreduce.supervisor.paces import Paces
 from ringreduce.supervisor.ranks import Gone, Rank, Ranks, Said
-from ringreduce.supervisor.signals import Signals
-from ringreduce.terminal import print_error
+from ringreduce.supervisor.signals import ENDING, PASSED_ON
+from ringreduce.supervisor.supervisor import Supervisor, tell
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 """Messages whose sender waits for the other ranks."""
@@ -74,8 +66,8 @@ _GATHER_S = 0.1
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
-class Supervisor:
-    """Runs a job.
+class ElasticSupervisor(Supervisor):
+    """Runs a job in as many generations as it takes.
 
     Raises LaunchError if no mpiexec belongs to this environment's MPI, OSError if there can be no
     socket, and ValueError if the rules want a live recovery that this MPI does not have.
@@ -89,39 +81,38 @@ class Supervisor:
         held: Held,
         discovery: Discovery | None = None,
     ) -> None:
-        self._job, self._given = job, job_environment()
-        self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
-        live = rules.recovery != "relaunch" and self._mpiexec.goes_on and not rules.replace
+        given = job_environment()
+        mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+        live = rules.recovery != "relaunch" and mpiexec.goes_on and not rules.replace
         if rules.recovery == "live" and not live:
             raise ValueError(
-                f"--recovery live: {self._mpiexec.flavour} ends the whole job if a rank is lost; "
+                f"--recovery live: {mpiexec.flavour} ends the whole job if a rank is lost; "
                 "Open MPI 5 does not"
             )
-        self._job = replace(self._job, goes_on=live)
+        socket_folder.prepare(os.getpid())
+        address = socket_folder.socket_of(os.getpid())
+        ranks = Ranks(socket_folder.bound(address), "", standard_input())
+        super().__init__(replace(job, goes_on=live), given, mpiexec, str(address), ranks)
         self._membership = Membership(rules, live)
         self._events = events
         self._held = held
         self._rules, self._discovery = rules, discovery
-        socket_folder.prepare(os.getpid())
-        self._address = socket_folder.socket_of(os.getpid())
-        self._ranks = Ranks(socket_folder.bound(self._address), "", standard_input())
         self._commands = Commands()
+        self._waited.append(self._commands.fileno())
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
         self._ended: list[Generation] = []
         """Those that may have left files behind."""
-        self._present: Generation
-        """The one that trains, or begins to."""
         self._next: Generation | None = None
-        """The one that starts beside it; None: there is none."""
+        """The one that starts beside the present one; None: there is none."""
         self._pursue_at: float | None = None
         """When to compare the wanted ranks with the present ones; None: nothing to compare."""
-        self._timeout_s = job.timeout_s or _timeout_of(self._given)
+        self._timeout_s = job.timeout_s or _timeout_of(given)
         self._paces = Paces()
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
-        self._stop: Do | None = None
-        """How the job ends; None: it goes on."""
+        self._is_reported = False
+        """Whether the state is saved and the user knows how the job has ended."""
         self._has_begun = False
         """Whether a generation has begun to train."""
         self._losses: list[str] = []
@@ -134,21 +125,25 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
-        _print(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
-        with Signals() as signals:
-            try:
-                self._do(self._membership.begin())
-                while self._stop is None or self._generations:
-                    self._turn(signals)
-                self._report(self._stop)  # before the clean-up, which may take a second
-                self._clean_up(DYING_S)
-            except Exception:  # the state must not be lost with this process
-                self._held.revoke()
-                _print(self._held.save(self._membership.generation))
-                raise
-            finally:
-                self._close()
-        return self._stop.code or int(bool(self._complaints))
+        tell(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
+        return super().run() or int(bool(self._complaints))
+
+    def _begin(self) -> None:
+        self._do(self._membership.begin())
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._stop is None or bool(self._generations)
+
+    @property
+    def _wakes(self) -> list[float | None]:
+        wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
+        wakes.append(self._present.owes_at)
+        if self._stop is None:
+            wakes.append(self._pursue_at)
+            wakes += [self._next.ready_until] if self._next is not None else []
+            wakes += [self._discovery.wakes_at] if self._discovery is not None else []
+        return wakes
 
     def _report(self, stop: Do) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
@@ -156,32 +151,13 @@ class Supervisor:
         if stop.saves:
             text = f"{text}; {self._held.save(self._membership.generation)}"
         if text:
-            _print(text)
+            tell(text)
+        self._is_reported = True
 
     # --- what happens ---
 
-    def _turn(self, signals: Signals) -> None:
-        """Wait until something happens, and handle it."""
-        wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes.append(self._present.owes_at)
-        if self._stop is None:
-            wakes.append(self._pursue_at)
-            wakes += [self._next.ready_until] if self._next is not None else []
-            wakes += [self._discovery.wakes_at] if self._discovery is not None else []
-        at = min((each for each in wakes if each is not None), default=None)
-        left = None if at is None else max(0.0, at - time.monotonic())
-        waited = [self._ranks.fileno(), self._commands.fileno(), signals.woken]
-        select.select(waited, [], [], left)
-        for number in signals.taken():
-            self._handle_signal(number)
-        self._handle_ranks()
-        self._answer_all()
-        self._handle_mpiexecs()
-        self._handle_commands()
-        self._handle_time(time.monotonic())
-
     def _handle_time(self, now: float) -> None:
-        """Do what is due."""
+        self._handle_commands()
         for generation in self._generations:
             generation.tick(now)
         self._judge()
@@ -206,7 +182,8 @@ class Supervisor:
         self._held.next_generation()
         self._do(self._membership.fenced(now))
 
-    def _handle_signal(self, number: int) -> None:
+    def _handle_signal(self, number: int, *, is_terminals: bool) -> None:
+        """End the job, or pass the signal on; mpiexec has no terminal."""
         if number in ENDING and self._stop is None:
             text = f"signal {number} came"
             stop = Do(What.STOP, code=128 + number, text=text, saves=True)
@@ -219,13 +196,16 @@ class Supervisor:
                 rank.send(number)
 
     def _handle_ranks(self) -> None:
-        for event in self._ranks.happened():
-            if isinstance(event, Said):
-                self._handle_message(event.rank, event.message)
-            if self._starts(event.rank):
-                self._handle_end_of_newcomer(event)
-            elif event.rank in self._present.living and self._stop is None:
-                self._handle_end(event)
+        super()._handle_ranks()
+        self._answer_all()
+
+    def _handle_event(self, event: Said | Gone) -> None:
+        if isinstance(event, Said):
+            self._handle_message(event.rank, event.message)
+        if self._starts(event.rank):
+            self._handle_end_of_newcomer(event)
+        elif event.rank in self._present.living and self._stop is None:
+            self._handle_end(event)
 
     def _handle_end(self, event: Said | Gone) -> None:
         """Decide what follows if a rank of the present generation has ended."""
@@ -247,17 +227,12 @@ class Supervisor:
 
     def _handle_mpiexecs(self) -> None:
         """Look which mpiexecs have ended."""
+        super()._handle_mpiexecs()
         for generation in list(self._generations):
             code = generation.process.poll()
-            if code is None:
-                continue
-            if generation is self._present and self._stop is None:
-                self._handle_ranks()  # the ends of ranks came before, and tell more than the code
-                if self._membership.phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
-                    self._handle_mpiexec(code)
-            if generation is self._next:
+            if code is not None and generation is self._next:
                 self._give_up_newcomers(f"mpiexec ended with exit code {exit_code(code, 0)}")
-            if generation.is_gone:
+            if code is not None and generation.is_gone:
                 self._generations.remove(generation)
                 for rank in generation.ranks:
                     self._ranks.forget(rank)
@@ -265,6 +240,8 @@ class Supervisor:
 
     def _handle_mpiexec(self, code: int) -> None:
         """Decide what follows the end of the present generation's mpiexec."""
+        if self._membership.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
+            return
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
             text = present.bug.text(code, flavour)
@@ -307,7 +284,7 @@ class Supervisor:
             self._has_joined = True
             rank.connection.send("member")
         elif message.kind == "ready":
-            self._begin([rank], int(fields["call"]))
+            self._begin_generation([rank], int(fields["call"]))
         elif message.kind == "state":
             (file,) = message.files
             self._held.take(int(fields["call"]), file, present.size, rank)
@@ -337,7 +314,7 @@ class Supervisor:
             self._present.suspect(rank, fields["ranks"], stopped=bool(fields["stopped"]))
             return
         if message.kind == "unable":
-            _print(f"no live recovery: {fields['text']}")
+            tell(f"no live recovery: {fields['text']}")
         self._present.ask(rank, message, self._timeout_s)
         if message.kind == "paused":
             if shrinks:
@@ -368,9 +345,9 @@ class Supervisor:
         """Say once that something could not be written; the job goes on, and ends with 1."""
         if what not in self._complaints:
             self._complaints.add(what)
-            _print(text)
+            tell(text)
 
-    def _begin(self, ranks: Iterable[Rank], call: int) -> None:
+    def _begin_generation(self, ranks: Iterable[Rank], call: int) -> None:
         """Tell ranks of their generation, and send the state to begin with, if there is one."""
         source = self._held.source(call)
         files = () if source is None else (source.file,)
@@ -397,7 +374,7 @@ class Supervisor:
             self._events.write("resumed", generation=present.number, step=step)
         if self._losses:
             ranks = counted(present.size, "rank")
-            _print(f"{', '.join(self._losses)}; goes on at step {step} on {ranks}")
+            tell(f"{', '.join(self._losses)}; goes on at step {step} on {ranks}")
             self._losses.clear()
         self._has_begun = True
         self._events.write(
@@ -474,7 +451,7 @@ class Supervisor:
         """Have as many ranks as the command of the user finds room for."""
         if self._discovery is None:
             return
-        slots = self._discovery.news(now, lambda text: _print(f"{text}; the ranks stay"))
+        slots = self._discovery.news(now, lambda text: tell(f"{text}; the ranks stay"))
         is_waiting = self._membership.phase is Phase.WAITING
         if slots is None or (is_waiting and slots < self._rules.least):
             return
@@ -532,7 +509,7 @@ class Supervisor:
 
     def _give_up_newcomers(self, text: str) -> None:
         """The next generation cannot start; the present one goes on."""
-        _print(f"no other ranks take over: {text}")
+        tell(f"no other ranks take over: {text}")
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()
         if self._discovery is not None:
@@ -587,7 +564,7 @@ class Supervisor:
         self._unwritten = self._membership.resize
         self._present, self._next = self._next, None
         self._present.number = generation
-        self._begin(self._present.ready, call=1)
+        self._begin_generation(self._present.ready, call=1)
 
     # --- what a generation has done ---
 
@@ -679,8 +656,9 @@ class Supervisor:
     def _new_generation(self, number: int, size: int) -> Generation:
         """Start the processes of a generation."""
         self._ranks.token = os.urandom(16).hex()
-        job, address = replace(self._job, ranks=size), str(self._address)
-        made = Generation(number, job, self._mpiexec, self._given, address, self._ranks.token)
+        command = self._command(replace(self._job, ranks=size), elastic=True)
+        # The terminal must not signal mpiexec: the membership decides what follows.
+        made = Generation(number, size, command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._generations.append(made)
         return made
 
@@ -706,21 +684,19 @@ class Supervisor:
         self._fence()
 
     def _close(self) -> None:
+        if not self._is_reported:  # the state must not be lost with this process
+            self._held.revoke()
+            tell(self._held.save(self._membership.generation))
         for generation in self._generations:  # after an error in this process
             generation.process.kill()
             generation.process.wait()
         if self._discovery is not None:
             self._discovery.close()
         self._commands.close()
-        self._ranks.close()
+        super()._close()
         self._held.close()
         self._events.close()
         socket_folder.remove(os.getpid())
-
-
-def _print(text: str) -> None:
-    """Tell the user."""
-    print_error(f"ringreduce: {text}")
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import signal
-import threading
 from dataclasses import dataclass
 
-from ringreduce.recovery.wire import bound
 from ringreduce.supervisor.mpiexec import Flavour
-from ringreduce.supervisor.ranks import Gone, Ranks, Said
+from ringreduce.supervisor.ranks import Gone, Said
 
 _INTELS_CODE = 255
 """The exit code that Intel MPI's mpiexec may return after a killed rank."""
@@ -60,51 +57,6 @@ class End:
         if flavour is Flavour.INTEL and returncode == _INTELS_CODE and self.status is not None:
             number = os.WTERMSIG(self.status)
         return number if is_killed and number in _DEADLY and not self.how else 0
-
-
-class Watch:
-    """Watches the ranks of a job in a thread, until `stop`."""
-
-    def __init__(self, stdin: int | None = None) -> None:
-        """Give rank 0 the descriptor `stdin` to read; None: mpiexec forwards it."""
-        self.address = f"ringreduce {os.getpid()} {os.urandom(8).hex()}"
-        """The name of the socket that ranks connect to."""
-        self.token = os.urandom(16).hex()
-        """The token of their messages."""
-        self.first: End | None = None
-        """The first end that ended the job."""
-        self.gone = 0
-        """The number of ranks whose processes have ended."""
-        self._ranks = Ranks(bound(self.address), self.token, stdin)
-        self._stopping = os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name="ringreduce watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread, once it has seen all that happened before.  Call it once, after start."""
-        os.eventfd_write(self._stopping, 1)
-        self._thread.join()
-        os.close(self._stopping)
-        self._ranks.close()
-
-    def _run(self) -> None:
-        waited, stopping = [self._ranks.fileno(), self._stopping], False
-        while not stopping:
-            ready, _, _ = select.select(waited, [], [])
-            stopping = self._stopping in ready
-            for event in self._ranks.happened():
-                self._handle(event)
-
-    def _handle(self, event: Said | Gone) -> None:
-        self.first = self.first or end_of(event)
-        self.gone += isinstance(event, Gone)
-        if isinstance(event, Said):
-            event.message.close()
-            if event.message.kind == "join":  # from `ringreduce.elastic`
-                event.rank.connection.send("alone")
 
 
 def end_of(event: Said | Gone) -> End | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ from ringreduce.config import LONGEST_S
 from ringreduce.recovery.wire import Message
 from ringreduce.supervisor.cleanup import clean_up_job
 from ringreduce.supervisor.ends import End
-from ringreduce.supervisor.launcher import GRACE_S, Job, prepared, start_mpiexec
-from ringreduce.supervisor.mpiexec import Mpiexec
+from ringreduce.supervisor.launcher import start_mpiexec
 from ringreduce.supervisor.ranks import ENDING_S, Rank, is_exiting
+from ringreduce.supervisor.signals import GRACE_S
 
 _CONNECTING_S = 30.0
 """Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""
@@ -53,18 +53,15 @@ class _Departure:
 
 
 class Generation:
-    """A started generation, or what is left of it.  Raises OSError without an mpiexec."""
+    """A started generation, or what is left of it.
+
+    `command` and `settings` are for `start_mpiexec`.  Raises LaunchError without an mpiexec.
+    """
 
     def __init__(
-        self,
-        number: int,
-        job: Job,
-        mpiexec: Mpiexec,
-        given: Mapping[str, str],
-        address: str,
-        token: str,
+        self, number: int, size: int, command: tuple[list[str], dict[str, str]], **settings: Any
     ) -> None:
-        self.number, self.size = number, job.ranks
+        self.number, self.size = number, size
         self.ranks: list[Rank] = []
         """Those that have connected."""
         self.lost: list[Rank] = []
@@ -90,15 +87,11 @@ class Generation:
         self._ready_until = time.monotonic() + _READY_S
         self._connect_until: float | None = None
         """When all ranks must have connected; None: none has."""
-        self._kill_at: float | None = None
-        """When mpiexec is killed unless it has ended; None: it may run."""
+        self.kill_at: float | None = None
+        """When `tick` kills mpiexec unless it has ended; None: it may run."""
         self.is_killed = False
         """Whether `tick` has killed mpiexec."""
-        argv, environment = prepared(job, mpiexec, given, address, token, elastic=True)
-        # The terminal must not signal mpiexec: the supervisor decides what follows.
-        self.process = start_mpiexec(
-            argv, environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        self.process = start_mpiexec(*command, **settings)
 
     # --- its ranks ---
 
@@ -271,21 +264,20 @@ class Generation:
     def expect_end(self, within_s: float = GRACE_S) -> None:
         """Kill mpiexec after so many seconds unless it has ended by then."""
         at = time.monotonic() + within_s
-        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        if not self.is_killed:
+            self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
 
     @property
     def wakes_at(self) -> float | None:
-        """When `tick` has something to do; None: never."""
-        if self.is_killed:
-            return None
-        return (
-            self._connect_until if self._kill_at is None and not self.is_complete else self._kill_at
-        )
+        """When mpiexec is killed, or a rank is missing; None: never."""
+        if self.kill_at is None and not self.is_killed and not self.is_complete:
+            return self._connect_until
+        return self.kill_at
 
     def tick(self, now: float) -> None:
         """Kill mpiexec if its time is over; its ranks go with it."""
-        if self._kill_at is not None and now >= self._kill_at and not self.is_killed:
-            self.is_killed = True
+        if self.kill_at is not None and now >= self.kill_at:
+            self.is_killed, self.kill_at = True, None
             self.process.kill()
 
     @property
@@ -296,9 +288,9 @@ class Generation:
     def clean_up(self, dying_s: float) -> None:
         """Remove the files that the ended generation has left behind.
 
-        Ranks that have not connected get at most `dying_s` seconds to end; the others have ended.
+        Ranks that have not ended get at most `dying_s` seconds to do so.
         """
-        dying_s = 0 if self.is_complete else dying_s
+        dying_s = 0 if self.is_complete and self.is_gone else dying_s
         clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)
 
 

@@ -17,10 +17,11 @@ import pytest
 from ringreduce.launch.rank_main import Report
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
 from ringreduce.supervisor import ranks
-from ringreduce.supervisor.ends import End, Watch
+from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.generation import end_of_mpiexec
 from ringreduce.supervisor.mpiexec import Flavour
 from ringreduce.supervisor.ranks import Rank, is_exiting, status_of
+from tests.support.watch import Watch
 
 EXIT_OF_A_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 """Linux's number of the system call that ends one thread."""

@@ -17,7 +17,7 @@ from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import cli
 from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.rank_main import size_complaint
-from ringreduce.supervisor import launcher
+from ringreduce.supervisor import launcher, supervisor
 from ringreduce.supervisor.launcher import Job, command_line, rank_environment
 from ringreduce.supervisor.mpiexec import (
     Flavour,
@@ -436,7 +436,7 @@ def test_a_broken_pipe_does_not_end_mpiexec(tmp_path, monkeypatch):
     path.write_text("#!/bin/sh\nkill -PIPE $$\nexit 3\n")
     found = Mpiexec(path, Flavour.INTEL, "2021.18.1")
     monkeypatch.setattr(launcher, "find_mpiexec", lambda *_: found)
-    assert launcher.run(Job(1, ("script.py",))) == 3
+    assert supervisor.run(Job(1, ("script.py",))) == 3
 
 
 # --- a rank ---------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import ringreduce as rr
 from ringreduce.recovery.saving import Saving, last_saved
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.wire import ADDRESS, TOKEN
-from ringreduce.supervisor.ends import Watch
 from ringreduce.supervisor.held import Held
+from tests.support.watch import Watch
 
 
 def written(steps: int) -> Slots:

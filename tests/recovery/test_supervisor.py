@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ringreduce.recovery.wire import Message
 from ringreduce.supervisor import generation
-from ringreduce.supervisor.elastic import Supervisor, _code_of, _signal_of
+from ringreduce.supervisor.elastic import ElasticSupervisor, _code_of, _signal_of
 from ringreduce.supervisor.generation import Generation
-from ringreduce.supervisor.launcher import Job
 from ringreduce.supervisor.membership import Rules
-from ringreduce.supervisor.mpiexec import Flavour, Mpiexec
 from ringreduce.supervisor.ranks import Gone, Rank
 
 
@@ -35,12 +32,10 @@ def some_ranks(count: int) -> list[Rank]:
 @pytest.fixture
 def started(monkeypatch):
     """A generation without processes; returns it and its ranks."""
-    monkeypatch.setattr(generation, "prepared", lambda *_, **__: ([], {}))
     monkeypatch.setattr(generation, "start_mpiexec", lambda *_, **__: None)
 
     def start(size: int) -> tuple[Generation, list[Rank]]:
-        job = Job(size, ("script.py",))
-        found = Generation(1, job, Mpiexec(Path(), Flavour.MPICH, ""), {}, "", "")
+        found = Generation(1, size, ([], {}))
         for rank in some_ranks(size):
             found.connect(rank)
         return found, list(found.ranks)
@@ -101,6 +96,6 @@ def test_a_slow_rank_leaves_only_if_enough_ranks_stay(clock, started, replace, s
     found, ranks = started(3)
     rules = Rules(ranks=3, least=2, most=3, replace=replace)
     job = SimpleNamespace(_present=found, _rules=rules)
-    assert Supervisor._can_spare_one.fget(job) is spares[0]
+    assert ElasticSupervisor._can_spare_one.fget(job) is spares[0]
     found.leaves(ranks[0], "slow", grace_s=30)
-    assert Supervisor._can_spare_one.fget(job) is spares[1]
+    assert ElasticSupervisor._can_spare_one.fget(job) is spares[1]
