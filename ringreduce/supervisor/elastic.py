@@ -47,7 +47,6 @@ from ringreduce.supervisor.membership import (
     Phase,
     Resize,
     Rules,
-    Verdict,
     What,
 )
 from ringreduce.supervisor.mpiexec import find_mpiexec
@@ -392,10 +391,10 @@ class ElasticSupervisor(Supervisor):
 
     def _answer_all(self) -> None:
         """Answer the ranks that wait for each other, if all that are alive do."""
-        present, members, living = self._present, self._membership, self._present.living
+        present, members = self._present, self._membership
         if not present.asking:
             return
-        ended = [rank.number for rank in living if rank.gone or rank in present.done]
+        ended = [rank.number for rank in present.living if rank.gone or rank in present.done]
         if ended and present.bug is not None:
             return  # MPI, or this process, ends them
         if ended:  # they never ask
@@ -404,27 +403,13 @@ class ElasticSupervisor(Supervisor):
             return
         if not present.have_all_asked or not all(rank.gone for rank in present.lost):
             return
-        match members.verdict(present.asked):
-            case Verdict.GIVE_UP:
-                self._do(members.give_up(time.monotonic()))
-            case Verdict.PAUSED:
-                self._do(members.paused(time.monotonic(), self._held.committed_at))
-            case Verdict.DONE:
-                members.finished()
-                present.answer(living, "done")
-            case Verdict.GO_ON:
-                present.answer(present.who_asked("paused"), "go on")
-            case Verdict.BEGIN:
-                self._shrunk(present)
-            case Verdict.SHRINK:
-                members.all_take_part(time.monotonic())
-                present.answer(living, "shrink")
+        self._do(members.asked(present.asked, time.monotonic(), self._held.committed_at))
 
-    def _shrunk(self, present: Generation) -> None:
-        """All ranks that are left have a communicator: they are the next generation."""
-        self._membership.shrunk(time.monotonic())
+    def _shrunk(self, generation: int) -> None:
+        """Begin the generation of the ranks that are left; all have its communicator."""
+        present = self._present
         self._unwritten = self._membership.resize
-        present.shrink(self._membership.generation)
+        present.shrink(generation)
         self._held.begin_generation(present.number, present.lost)
         for rank in present.lost:
             self._ranks.forget(rank)
@@ -634,12 +619,20 @@ class ElasticSupervisor(Supervisor):
                 self._fence()
             case What.SHRINK:
                 self._shrink()
+            case What.MEET:
+                self._present.answer(self._present.living, "shrink")
+            case What.GO_ON:
+                self._shrunk(do.generation)
             case What.PREPARE:
                 self._prepare(do.size)
             case What.DROP:
                 self._drop()
             case What.PAUSE:
                 self._pause()
+            case What.RESUME:
+                self._present.answer(self._present.who_asked("paused"), "go on")
+            case What.RETURN:
+                self._present.answer(self._present.living, "done")
             case What.LEAVE:
                 self._leave()
             case What.PART:

@@ -142,7 +142,11 @@ class What(StrEnum):
     FENCE = "fence"
     """Kill all ranks of the generation, and let none write."""
     SHRINK = "shrink"
-    """Have the ranks that are left make a communicator of their own."""
+    """Have the ranks that are left make a communicator of their own, once all have asked."""
+    MEET = "meet"
+    """Have them make it now."""
+    GO_ON = "go on"
+    """Begin the generation of the ranks that are left; all have its communicator."""
     PREPARE = "prepare"
     """Start the processes of the next generation beside the present one.  Others that were started
     for it before are not wanted any more."""
@@ -150,6 +154,10 @@ class What(StrEnum):
     """Kill the processes that have started for the next generation."""
     PAUSE = "pause"
     """Have all ranks pause after the same step."""
+    RESUME = "resume"
+    """Have no rank pause, for some have finished."""
+    RETURN = "return"
+    """Have all ranks return from `elastic`; all have finished."""
     LEAVE = "leave"
     """Have all ranks end; all have paused after the same step."""
     PART = "part"
@@ -203,23 +211,6 @@ class Resize:
     """When the supervisor knew of the loss, in seconds of its clock."""
     detected_s: float
     """Seconds from the last commit of any rank until then; 0 if there was none."""
-
-
-class Verdict(StrEnum):
-    """What follows when all ranks have asked the supervisor."""
-
-    GIVE_UP = "give up"
-    """They cannot make a communicator."""
-    PAUSED = "paused"
-    """All have paused after the same step."""
-    DONE = "done"
-    """All have finished what they make together."""
-    GO_ON = "go on"
-    """Some have finished, so no rank pauses any more."""
-    BEGIN = "begin"
-    """All have a communicator of the ranks that are left."""
-    SHRINK = "shrink"
-    """They are to make such a communicator."""
 
 
 @dataclass
@@ -318,7 +309,7 @@ class Membership:
         self.phase = Phase.FENCING
         return Do(What.FENCE)
 
-    def give_up(self, now: float) -> Do | None:
+    def give_up(self, now: float) -> Do:
         """The ranks that are left cannot make a communicator: level 2 follows."""
         if self.phase is Phase.STARTING:
             self._detected = now, 0.0
@@ -336,21 +327,27 @@ class Membership:
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
 
-    def verdict(self, asked: Collection[tuple[str, int]]) -> Verdict:
+    def asked(self, asked: Collection[tuple[str, int]], now: float, committed_at: float) -> Do:
         """Return what follows when all ranks that are left have asked.
 
         Each has asked with a kind of message, and with the size of the communicator that it has
-        made; 0: it has made none.
+        made; 0: it has made none.  `committed_at` is when a rank has committed last.
         """
-        kinds, shrinks = {kind for kind, _ in asked}, self.phase is Phase.SHRINKING
+        kinds = {kind for kind, _ in asked}
         if "unable" in kinds:
-            return Verdict.GIVE_UP
-        if shrinks:
-            is_made = set(asked) == {("shrunk", self.left)}
-            return Verdict.BEGIN if is_made else Verdict.SHRINK
+            return self.give_up(now)
+        if self.phase is Phase.SHRINKING:
+            if set(asked) == {("shrunk", self.left)}:
+                self.shrunk(now)
+                return Do(What.GO_ON, self.size, self.generation)
+            self.all_take_part(now)
+            return Do(What.MEET)
         if kinds == {"paused"}:
-            return Verdict.PAUSED
-        return Verdict.DONE if kinds == {"finished"} else Verdict.GO_ON
+            return self.paused(now, committed_at)
+        if kinds == {"finished"}:
+            self.finished()
+            return Do(What.RETURN)
+        return Do(What.RESUME)
 
     # --- without a loss ---
 
@@ -426,7 +423,7 @@ class Membership:
         self.wanted = Wanted(0, "", starts=False)
         return Do(What.PAUSE)
 
-    def paused(self, now: float, committed_at: float) -> Do | None:
+    def paused(self, now: float, committed_at: float) -> Do:
         """All ranks have paused after the same step, which was committed at that time."""
         assert self.wanted is not None
         self._has_left = True

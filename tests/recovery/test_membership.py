@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.supervisor.membership import Do, Lost, Membership, Phase, Rules, Verdict, What
+from ringreduce.supervisor.membership import Do, Lost, Membership, Phase, Rules, What
 
 
 def running(live: bool = False, **rules) -> Membership:
@@ -238,30 +238,32 @@ def test_rules_that_contradict_each_other_are_refused(wrong, text):
 
 
 @pytest.mark.parametrize(
-    ("asked", "verdict"),
+    ("asked", "what"),
     [
-        ([("finished", 0), ("finished", 0)], Verdict.DONE),
-        ([("paused", 0), ("paused", 0)], Verdict.PAUSED),
-        ([("paused", 0), ("finished", 0)], Verdict.GO_ON),
-        ([("unable", 0), ("shrunk", 2)], Verdict.GIVE_UP),
+        ([("finished", 0), ("finished", 0)], What.RETURN),
+        ([("paused", 0), ("paused", 0)], What.LEAVE),
+        ([("paused", 0), ("finished", 0)], What.RESUME),
+        ([("unable", 0), ("shrunk", 2)], What.FENCE),
     ],
 )
-def test_what_follows_when_all_ranks_have_asked(asked, verdict):
-    assert running().verdict(asked) is verdict
+def test_what_follows_when_all_ranks_have_asked(asked, what):
+    members = running()
+    members.pursue({1: "notice"})
+    assert members.asked(asked, 7.0, 6.5).what is what
 
 
 @pytest.mark.parametrize(
-    ("asked", "verdict"),
+    ("asked", "what"),
     [
-        ([("finished", 0), ("suspect", 0), ("finished", 0)], Verdict.SHRINK),
-        ([("finished", 0)] * 3, Verdict.SHRINK),
-        ([("shrunk", 3), ("shrunk", 0), ("shrunk", 3)], Verdict.SHRINK),
-        ([("shrunk", 4)] * 3, Verdict.SHRINK),
-        ([("shrunk", 3)] * 3, Verdict.BEGIN),
-        ([("shrunk", 3), ("unable", 0), ("shrunk", 3)], Verdict.GIVE_UP),
+        ([("finished", 0), ("suspect", 0), ("finished", 0)], What.MEET),
+        ([("finished", 0)] * 3, What.MEET),
+        ([("shrunk", 3), ("shrunk", 0), ("shrunk", 3)], What.MEET),
+        ([("shrunk", 4)] * 3, What.MEET),
+        ([("shrunk", 3)] * 3, What.GO_ON),
+        ([("shrunk", 3), ("unable", 0), ("shrunk", 3)], What.FENCE),
     ],
 )
-def test_after_a_loss_ranks_shrink_until_all_have_the_same_communicator(asked, verdict):
+def test_after_a_loss_ranks_shrink_until_all_have_the_same_communicator(asked, what):
     members = running(live=True)
     assert killed(members, 1) == Do(What.SHRINK)
-    assert members.verdict(asked) is verdict
+    assert members.asked(asked, 0.1, 0.0).what is what

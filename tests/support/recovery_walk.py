@@ -26,7 +26,6 @@ from ringreduce.supervisor.membership import (
     Membership,
     Phase,
     Rules,
-    Verdict,
     What,
 )
 
@@ -466,6 +465,11 @@ class Walk:
                 return self._paused(now)
             case What.LEAVE | What.PART:
                 return self._left(now, do)
+            case What.MEET | What.RESUME | What.RETURN:
+                return self._told(now, do.what)
+            case What.GO_ON:
+                living = [n for n in now.present if n not in now.lost]
+                return self._begun_again(now, living, do.generation)
             case What.TAKE_OVER:
                 return self._taken_over(now, do.generation)
             case What.FENCE:
@@ -620,29 +624,24 @@ class Walk:
         gone = self.mistake == "no fence" or all(not world.processes[n].alive for n in world.lost)
         if not living or None in asks or not gone:
             return world
-        members, now = self._copy(world), world
+        members = self._copy(world)
         if members.phase in (Phase.FENCING, Phase.WAITING, Phase.ENDED):
-            return now
+            return world
         kinds = {_PAUSED: "paused", _FINISHED: "finished", _NONE: "suspect"}
-        verdict = members.verdict([(kinds.get(a, "shrunk"), max(0, a)) for a in asks])
-        if verdict is Verdict.PAUSED:
-            return self._done(world, members, members.paused(1.0, 1.0))
-        if verdict is Verdict.DONE:
-            members.finished()
-            for number in living:
-                now = _with(now, number, at="over", asks=None)
-        elif verdict is Verdict.GO_ON:
-            for number in living:
-                if world.processes[number].asks == _PAUSED:
-                    now = _with(now, number, at=_next(now.files[number]), asks=None)
-        elif verdict is Verdict.BEGIN:
-            members.shrunk(0.0)
-            now = self._begun_again(now, living, members.generation)
-        else:
-            members.all_take_part(0.0)
-            for number in living:
+        asked = [(kinds.get(a, "shrunk"), max(0, a)) for a in asks]
+        return self._done(world, members, members.asked(asked, 1.0, 1.0))
+
+    def _told(self, world: World, what: What) -> World:
+        """Answer all that are alive."""
+        now = world
+        for number in (n for n in world.present if n not in world.lost):
+            if what is What.MEET:
                 now = _with(now, number, at="shrink", asks=None)
-        return now._replace(members=self._text(members))
+            elif what is What.RETURN:
+                now = _with(now, number, at="over", asks=None)
+            elif world.processes[number].asks == _PAUSED:
+                now = _with(now, number, at=_next(now.files[number]), asks=None)
+        return now
 
     def _begun_again(self, world: World, living: Sequence[int], generation: int) -> World:
         """Begin a generation of the ranks that are left."""

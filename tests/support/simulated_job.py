@@ -192,13 +192,8 @@ class Job:
         does = {rank.does for rank in living}
         if phase is Phase.SHRINKING and does <= {SHRINKS, PAUSED, FINISHED}:
             self._shrunk()
-        elif phase is Phase.RUNNING and does == {PAUSED}:
-            self._do(self._members.paused(self._now, self._now))
-        elif phase is Phase.RUNNING and does == {FINISHED}:
-            self._members.finished()
-            self._present = []
-        elif phase is Phase.RUNNING and does == {PAUSED, FINISHED}:
-            self._go_on()
+        elif phase is Phase.RUNNING and does and does <= {PAUSED, FINISHED}:
+            self._do(self._members.asked([(each, 0) for each in does], self._now, self._now))
 
     def _look_at_newcomers(self) -> None:
         ready = self._newcomers and all(rank.does == CALLS for rank in self._newcomers)
@@ -224,6 +219,10 @@ class Job:
                 self._go_on()
             case What.PAUSE:
                 self._pause()
+            case What.RESUME:
+                self._go_on()
+            case What.RETURN:
+                self._present = []
             case What.LEAVE:
                 self.events["handed over"] += 1
                 self._ended()
