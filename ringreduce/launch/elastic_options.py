@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.supervisor.discovery import Discovery
-from ringreduce.supervisor.events import Events
+from ringreduce.supervisor.events import EventFile
 from ringreduce.supervisor.launcher import Job
 from ringreduce.supervisor.membership import Rules
 from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:  # only jobs that go on after losses need it, and NumPy
-    from ringreduce.supervisor.held import Held
+    from ringreduce.supervisor.held import HeldFiles
 
 _OF_ELASTIC = frozenset(
     [
@@ -143,7 +143,7 @@ def supervise(
     from ringreduce.supervisor.elastic import ElasticSupervisor
 
     try:
-        events = Events(options.events)
+        events = EventFile(options.events)
     except OSError as error:
         command.error(f"--events: {error}")
     held = _held(command, options)
@@ -160,25 +160,25 @@ def supervise(
     return supervisor.run()
 
 
-def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held:
+def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> HeldFiles:
     """Return what the supervisor holds at the beginning: the saved state, with --resume.
 
     Ends the program if --state-dir cannot be used.
     """
     from ringreduce.recovery.saving import check_new, last_saved
-    from ringreduce.supervisor.held import Held
+    from ringreduce.supervisor.held import HeldFiles
 
     folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
     if folder is None:
-        return Held()
+        return HeldFiles()
     prog = f"ringreduce {options.command}"
     every_s = _SAVE_EVERY_S if options.save_every_s is None else options.save_every_s
     try:
         if not options.resume:
             check_new(folder)
-            return Held(folder, None, every_s)
+            return HeldFiles(folder, None, every_s)
         found = last_saved(folder, lambda why: print_error(f"{prog}: {why}"))
-        return Held(folder, found, every_s)
+        return HeldFiles(folder, found, every_s)
     except (OSError, ValueError) as error:
         command.error(f"--state-dir: {error}")
 

@@ -85,10 +85,10 @@ def resized_text(change: Change, step: int, pause_s: float | None) -> str:
 
 
 def scale(job: int, size: int) -> int:
-    """Have the job of a launcher, given its process id, go on with so many ranks.
+    """Have the job of a launcher, given its process id, go on with `size` ranks.
 
     Waits until it does.  Returns the exit code: 1 if it cannot, 2 if there is no such job or if it
-    may not have so many ranks.
+    may not have `size` ranks.
     """
     launcher = _connected(job)
     if launcher is None:

@@ -36,9 +36,9 @@ from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.commands import Commands, resized_text
 from ringreduce.supervisor.discovery import Discovery
 from ringreduce.supervisor.ends import end_of
-from ringreduce.supervisor.events import Events
+from ringreduce.supervisor.events import EventFile
 from ringreduce.supervisor.generation import Generation
-from ringreduce.supervisor.held import Held
+from ringreduce.supervisor.held import HeldFiles
 from ringreduce.supervisor.launcher import Job, exit_code, job_environment, standard_input
 from ringreduce.supervisor.membership import (
     Do,
@@ -76,8 +76,8 @@ class ElasticSupervisor(Supervisor):
         self,
         job: Job,
         rules: Rules,
-        events: Events,
-        held: Held,
+        events: EventFile,
+        held: HeldFiles,
         discovery: Discovery | None = None,
     ) -> None:
         given = job_environment()
@@ -559,7 +559,7 @@ class ElasticSupervisor(Supervisor):
         self._clean_up(0)  # now, for it takes some ms
 
     def _clean_up(self, dying_s: float) -> None:
-        """Remove what generations have left behind whose ranks end within so many seconds."""
+        """Remove what ended generations have left behind."""
         for generation in self._ended:
             generation.clean_up(dying_s)
         self._ended.clear()

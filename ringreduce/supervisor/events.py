@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from ringreduce.supervisor.membership import Resize
 
 
-class Events:
+class EventFile:
     """Writes events.  Without a path it writes nothing.
 
     If an event cannot be written, it writes no more.  Raises OSError if the file cannot be opened.

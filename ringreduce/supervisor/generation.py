@@ -44,14 +44,6 @@ class _Suspicion:
     """When it is judged, by the monotonic clock."""
 
 
-@dataclass(frozen=True)
-class _Departure:
-    """Why a rank is to leave, and when it counts as lost if it has not left by then."""
-
-    cause: str
-    until: float
-
-
 class Generation:
     """A started generation, or what is left of it.
 
@@ -82,7 +74,8 @@ class Generation:
         """When ranks count as stopped that have not asked by then; None: no rank waits."""
         self._suspicions: list[_Suspicion] = []
         """Those that have no answer yet."""
-        self._leaving: dict[Rank, _Departure] = {}
+        self._leaving: dict[Rank, tuple[str, float]] = {}
+        """Why a rank is to leave, and when it counts as lost if it has not left by then."""
         self._since = time.time()
         self._ready_until = time.monotonic() + _READY_S
         self._connect_until: float | None = None
@@ -211,18 +204,18 @@ class Generation:
 
     def leaves(self, rank: Rank, cause: str, grace_s: float) -> None:
         """Note that `rank` has to leave within `grace_s`, and why."""
-        self._leaving.setdefault(rank, _Departure(cause, time.monotonic() + grace_s))
+        self._leaving.setdefault(rank, (cause, time.monotonic() + grace_s))
 
     @property
     def leaving(self) -> dict[int, str]:
         """The number of each living rank that is to leave, with the cause."""
         living = self.living
-        return {int(r.number): each.cause for r, each in self._leaving.items() if r in living}
+        return {int(r.number): cause for r, (cause, _) in self._leaving.items() if r in living}
 
     def take_overdue(self) -> dict[Rank, str]:
         """Return the living ranks that should have left by now, once, with the cause."""
         now = time.monotonic()
-        found = {rank: each.cause for rank, each in self._leaving.items() if now >= each.until}
+        found = {rank: cause for rank, (cause, until) in self._leaving.items() if now >= until}
         for rank in found:
             del self._leaving[rank]
         living = self.living
@@ -232,7 +225,7 @@ class Generation:
     def owes_at(self) -> float | None:
         """When ranks that ask, suspect or leave have to be looked at; None: none does."""
         times = [each.until for each in self._suspicions]
-        times += [each.until for each in self._leaving.values()]
+        times += [until for _, until in self._leaving.values()]
         if self.asked_until is not None:
             times.append(self.asked_until)
         return min(times, default=None)
@@ -262,7 +255,7 @@ class Generation:
         self.expect_end(_DRAIN_S)
 
     def expect_end(self, within_s: float = GRACE_S) -> None:
-        """Kill mpiexec after so many seconds unless it has ended by then."""
+        """Kill mpiexec after `within_s` unless it has ended by then."""
         at = time.monotonic() + within_s
         if not self.is_killed:
             self.kill_at = at if self.kill_at is None else min(at, self.kill_at)

@@ -52,7 +52,7 @@ code names no variables: the program runs in the same `__main__`.
 """
 
 _WORD_CHARACTERS = 1 << 15
-"""A rank gets so many characters of the program's words, as JSON, as its argument.
+"""Characters of the program's words, as JSON, that a rank gets as its argument.
 
 The rest is in variables: see `MORE_WORDS`.  An mpiexec would read a ``:`` among arguments.  MPICH's
 mpiexec takes neither 1,000 arguments nor one of 64 KiB.  Open MPI's puts all arguments into one

@@ -146,7 +146,7 @@ class Supervisor:
             tell(stop.text)
 
     def _clean_up(self, dying_s: float) -> None:
-        """Remove what ranks have left behind that end within so many seconds."""
+        """Remove what a failed job has left behind; its ranks end within `dying_s`."""
         if self._present.process.returncode != 0 and not self._job.hosts:
             self._present.clean_up(dying_s)
 

@@ -830,8 +830,8 @@ MUTATIONS = [
     Mutation(
         "told-to-leave-and-lost",
         "supervisor/generation.py",
-        "if now >= each.until}",
-        "if now <= each.until}",
+        "if now >= until}",
+        "if now <= until}",
         "A rank that is told to leave is killed at once, in the middle of its step.",
     ),
     Mutation(

@@ -21,7 +21,7 @@ import numpy as np
 
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
-from ringreduce.supervisor.held import Held
+from ringreduce.supervisor.held import HeldFiles
 from ringreduce.supervisor.membership import (
     Do,
     Lost,
@@ -91,7 +91,7 @@ class Job:
         self.events: Counter[str] = Counter()
         """Name of an event -> how often it has happened."""
         self.stop: Do | None = None
-        self.held = Held()
+        self.held = HeldFiles()
         chosen = self._random = random.Random(seed)
         rules = Rules(
             chosen.randint(1, _MOST), 1, _MOST, 1000, wait_s=0.0, replace=chosen.random() < 0.3
