@@ -104,7 +104,7 @@ class Discovery:
         return None if is_known and now < self._news_at else slots
 
     def put_off(self) -> None:
-        """Ranks could not start: the same slots are no news for a minute."""
+        """Take the same slots for no news for a minute: ranks could not start."""
         self._news_at = time.monotonic() + _AGAIN_S
 
     def close(self) -> None:

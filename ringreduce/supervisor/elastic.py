@@ -360,7 +360,7 @@ class ElasticSupervisor(Supervisor):
         return {"generation": self._present.number, "change": change}
 
     def _started(self, step: int) -> None:
-        """The present generation has its communicator and the state after this step.
+        """Note that the present generation has begun with the state after this step.
 
         Its ranks may have made more steps since.
         """
@@ -493,7 +493,7 @@ class ElasticSupervisor(Supervisor):
             self._give_up_newcomers(f"rank {end.rank} {end.how or 'is gone'}")
 
     def _give_up_newcomers(self, text: str) -> None:
-        """The next generation cannot start; the present one goes on."""
+        """Go on with the present generation: the next one cannot start."""
         tell(f"no other ranks take over: {text}")
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()

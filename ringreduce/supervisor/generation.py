@@ -89,7 +89,7 @@ class Generation:
     # --- its ranks ---
 
     def connect(self, rank: Rank) -> None:
-        """A rank has connected."""
+        """Note that a rank has connected."""
         if self._connect_until is None:
             self._connect_until = time.monotonic() + _CONNECTING_S
         self.ranks.append(rank)

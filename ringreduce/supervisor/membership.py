@@ -258,7 +258,7 @@ class Membership:
         return self._start(self.rules.ranks)
 
     def started(self) -> None:
-        """The generation has its communicator and the state."""
+        """Note that the generation has its communicator and the state."""
         if self.phase is Phase.STARTING:
             self.phase, self._live_until = Phase.RUNNING, None
 
@@ -280,7 +280,7 @@ class Membership:
         step: int = 0,
         detected_s: float = 0.0,
     ) -> Do | None:
-        """Ranks were lost after `step` committed steps.  Without ranks: mpiexec was killed.
+        """Return what follows a loss after `step` committed steps.  No rank: mpiexec was killed.
 
         Further losses of a generation belong to the first one: MPI kills the other ranks, too.
         """
@@ -310,19 +310,19 @@ class Membership:
         return Do(What.FENCE)
 
     def give_up(self, now: float) -> Do:
-        """The ranks that are left cannot make a communicator: level 2 follows."""
+        """Return what follows if the ranks that are left can make no communicator: level 2."""
         if self.phase is Phase.STARTING:
             self._detected = now, 0.0
         self.phase = Phase.FENCING
         return Do(What.FENCE)
 
     def all_take_part(self, now: float) -> None:
-        """All ranks that are left begin to make a communicator."""
+        """Note that all ranks that are left begin to make a communicator."""
         if self.phase is Phase.SHRINKING and (self._live_until is None or self._has_left):
             self._live_until = now + _LIVE_S
 
     def shrunk(self, now: float) -> None:
-        """All ranks that are left have a communicator: the next generation begins."""
+        """Begin the next generation: all ranks that are left have its communicator."""
         self._live_until = now + _CATCHING_UP_S
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
@@ -407,11 +407,11 @@ class Membership:
         return self._wish is not None and self._wish[1] == "command" and self._wish[0] != size
 
     def prepared(self) -> Do | None:
-        """The processes of the next generation are ready."""
+        """Return what follows if the processes of the next generation are ready."""
         return Do(What.PAUSE) if self.phase is Phase.RUNNING and self.wanted is not None else None
 
     def unprepared(self) -> None:
-        """The processes of the next generation cannot start: the present one goes on."""
+        """Want no other generation: its processes cannot start."""
         self.wanted = self._wish = None
 
     def end_after_step(self, stop: Do, now: float) -> Do | None:
@@ -424,7 +424,7 @@ class Membership:
         return Do(What.PAUSE)
 
     def paused(self, now: float, committed_at: float) -> Do:
-        """All ranks have paused after the same step, which was committed at that time."""
+        """Return what follows if all ranks have paused after the step committed at that time."""
         assert self.wanted is not None
         self._has_left = True
         self._cause, self._lost = self.wanted.cause, [Lost(rank, 0) for rank in self.wanted.leaving]
@@ -443,7 +443,7 @@ class Membership:
         return self.size - len(self._lost)
 
     def fenced(self, now: float) -> Do | None:
-        """All ranks of the generation are gone, and none can write."""
+        """Return what follows if all ranks of the generation are gone, and none can write."""
         if self.phase is not Phase.FENCING:
             return None
         if self._last is not None:
@@ -487,11 +487,11 @@ class Membership:
         return self._live_until if self.phase in (Phase.SHRINKING, Phase.STARTING) else None
 
     def end(self) -> None:
-        """No generation follows."""
+        """Let no generation follow."""
         self.phase = Phase.ENDED
 
     def _lose_step(self, now: float, step: int) -> None:
-        """A generation that ran was lost after `step` steps."""
+        """Note that a generation that ran was lost after `step` steps."""
         if step > self.step:  # which no rank has reported
             self.step = step
             self._losses.clear()
