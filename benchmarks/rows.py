@@ -25,7 +25,7 @@ def command_line(module: str) -> str:
     """How this benchmark was started, as one would type it."""
     from mpi4py import MPI
 
-    from ringreduce.launch.rank_main import EXPECTED_SIZE
+    from ringreduce.recovery.wire import EXPECTED_SIZE
 
     program = f"python -m benchmarks.{module} {' '.join(sys.argv[1:])}".strip()
     if HOSTS in os.environ:

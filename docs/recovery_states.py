@@ -1,4 +1,4 @@
-"""Draw the states of a job that goes on after losses: those of `ringreduce.recovery.membership`."""
+"""Draw the states of a job that goes on after losses: the phases of `supervisor.membership`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringreduce.picture.style import (
     document,
 )
 from ringreduce.picture.svg import element, text
-from ringreduce.recovery.membership import Phase
+from ringreduce.supervisor.membership import Phase
 
 TITLE = "The 6 states of a job that goes on after losses"
 WIDTH, HEIGHT = 880.0, 668.0

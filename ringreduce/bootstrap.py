@@ -304,7 +304,7 @@ def _import_mpi() -> ModuleType:
     except (ImportError, RuntimeError) as error:
         # Any other RuntimeError is MPI's own: there is an MPI, and it does not start.
         if isinstance(error, ImportError) or "cannot load MPI library" in str(error):
-            from ringreduce.launch.mpiexec import no_mpi_text
+            from ringreduce.supervisor.mpiexec import no_mpi_text
 
             reason = " ".join(str(error).split())
             raise ImportError(f"init: {no_mpi_text(reason)}") from None

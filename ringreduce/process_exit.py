@@ -24,6 +24,7 @@ from ringreduce.calls.engine import Engine
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch import job
+from ringreduce.prctl import die_with_parent
 
 _FAREWELL_S = 5.0
 """Seconds that a rank with a broken communicator waits for the other ranks to end."""
@@ -49,7 +50,7 @@ def prepare(environment: Environment) -> None:
         job.install()
         sys.excepthook = _OthersFirst(sys.excepthook)
     if environment.launched:
-        job.die_with_parent()
+        die_with_parent()
     if "mpi4py.MPI" in sys.modules:
         keep_children_from_finalizing()
 

@@ -86,10 +86,15 @@ MAY_IMPORT = {
     "point_to_point": {"compiler", "shm", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC},
     "bootstrap": {
-        *("calls", "devices", "launch", "process_exit", "rendezvous", "shm", "transports"),
+        *("calls", "devices", "launch", "process_exit", "rendezvous", "shm", "supervisor"),
+        "transports",
     },
     "process_exit": {"calls", "launch"},
-    "launch": {*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "the public names"},
+    "supervisor": {"recovery"},
+    "launch": {
+        *(*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "supervisor"),
+        "the public names",
+    },
     "__main__": {"launch"},
     "exact": {"calls", "devices"},
     "recovery": {"bootstrap", "calls", "process_exit", "shm"},
@@ -355,7 +360,7 @@ def test_nothing_is_pickled_between_ranks():
 
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
-    launch = {m.removeprefix("ringreduce.") for m in under("launch")}
+    launch = {m.removeprefix("ringreduce.") for m in under("launch") | under("supervisor")}
     # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
     # cores a variable of its own, recovery.wire the launcher's address, recovery.elastic whether
     # the job goes on after losses.

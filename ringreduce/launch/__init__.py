@@ -1,1 +1,1 @@
-"""The command line: start jobs, watch ranks, examine the installation, explain schedules."""
+"""The command line: start jobs, examine the installation, explain; and how a rank begins."""

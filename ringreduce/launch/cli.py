@@ -23,8 +23,9 @@ import ringreduce
 from ringreduce.cores import shared_cores
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
-from ringreduce.launch.launcher import Hosts, Job, run
-from ringreduce.launch.mpiexec import LaunchError, NoMpiError
+from ringreduce.supervisor.launcher import Hosts, Job
+from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
+from ringreduce.supervisor.supervisor import run
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 
@@ -81,11 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch.commands import list_jobs, scale
+        from ringreduce.launch.sections import wrapped
+        from ringreduce.supervisor import commands as running
 
-        if options.job is not None and options.size is None:
-            command.error("how many ranks? JOB and N; without both it lists your jobs")
-        return list_jobs() if options.job is None else scale(options.job, options.size)
+        if options.job is not None:
+            if options.size is None:
+                command.error("how many ranks? JOB and N; without both it lists your jobs")
+            return running.scale(options.job, options.size)
+        jobs = running.jobs() or ["you have no job that was started with --elastic"]
+        print(*map(wrapped, jobs), sep="\n")
+        return 0
     if options.command == "completion":
         from ringreduce.launch.completion import script
 

@@ -22,9 +22,12 @@ from pathlib import Path
 from ringreduce.colours import Colours
 from ringreduce.cores import quota, usable
 from ringreduce.errors import counted
-from ringreduce.launch.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
-from ringreduce.launch.launcher import Job, job_environment, prepared
-from ringreduce.launch.mpiexec import (
+from ringreduce.launch.probe import Answer, answer_of, ask, command
+from ringreduce.launch.sections import wrapped
+from ringreduce.supervisor import socket_folder
+from ringreduce.supervisor.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
+from ringreduce.supervisor.launcher import Job, job_environment, prepared
+from ringreduce.supervisor.mpiexec import (
     INSTALL,
     LaunchError,
     Mpiexec,
@@ -33,9 +36,6 @@ from ringreduce.launch.mpiexec import (
     identify,
     installed_wheels,
 )
-from ringreduce.launch.probe import Answer, answer_of, ask, command
-from ringreduce.launch.sections import wrapped
-from ringreduce.recovery import socket_folder
 
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30

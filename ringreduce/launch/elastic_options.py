@@ -8,14 +8,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringreduce.launch.discovery import Discovery
-from ringreduce.launch.launcher import Job
-from ringreduce.recovery.events import Events
-from ringreduce.recovery.membership import Rules
+from ringreduce.supervisor.discovery import Discovery
+from ringreduce.supervisor.events import EventFile
+from ringreduce.supervisor.launcher import Job
+from ringreduce.supervisor.membership import Rules
 from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:  # only jobs that go on after losses need it, and NumPy
-    from ringreduce.recovery.held import Held
+    from ringreduce.supervisor.held import HeldFiles
 
 _OF_ELASTIC = frozenset(
     [
@@ -140,10 +140,10 @@ def supervise(
 
     Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
     """
-    from ringreduce.launch.supervisor import Supervisor
+    from ringreduce.supervisor.elastic import ElasticSupervisor
 
     try:
-        events = Events(options.events)
+        events = EventFile(options.events)
     except OSError as error:
         command.error(f"--events: {error}")
     held = _held(command, options)
@@ -152,7 +152,7 @@ def supervise(
         if discovery is not None:
             ranks = discovery.first(rules)
             job, rules = replace(job, ranks=ranks), replace(rules, ranks=ranks)
-        supervisor = Supervisor(job, rules, events, held, discovery)
+        supervisor = ElasticSupervisor(job, rules, events, held, discovery)
     except OSError as error:
         command.error(f"--elastic: no socket for the ranks: {error}")
     except ValueError as error:
@@ -160,25 +160,25 @@ def supervise(
     return supervisor.run()
 
 
-def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held:
+def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> HeldFiles:
     """Return what the supervisor holds at the beginning: the saved state, with --resume.
 
     Ends the program if --state-dir cannot be used.
     """
-    from ringreduce.recovery.held import Held
     from ringreduce.recovery.saving import check_new, last_saved
+    from ringreduce.supervisor.held import HeldFiles
 
     folder: Path | None = getattr(options, "state_dir", None)  # `train` has folders of its own
     if folder is None:
-        return Held()
+        return HeldFiles()
     prog = f"ringreduce {options.command}"
     every_s = _SAVE_EVERY_S if options.save_every_s is None else options.save_every_s
     try:
         if not options.resume:
             check_new(folder)
-            return Held(folder, None, every_s)
+            return HeldFiles(folder, None, every_s)
         found = last_saved(folder, lambda why: print_error(f"{prog}: {why}"))
-        return Held(folder, found, every_s)
+        return HeldFiles(folder, found, every_s)
     except (OSError, ValueError) as error:
         command.error(f"--state-dir: {error}")
 

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.errors import PeerLostError
-from ringreduce.prctl import set_death_signal
 from ringreduce.trace import finish
 
 ABORT_DEADLINE_S = 1.0
@@ -35,22 +34,6 @@ ends_others = True
 """Whether `end_job` calls MPI_Abort: after a loss Open MPI's mpiexec may hang then."""
 _DRAIN_S = 1.0
 """Seconds to wait until the process manager has read the output of this rank."""
-
-
-def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Ask the kernel to send this process the signal `how` when its parent dies.
-
-    Only for a process whose parent is a launcher: under a shell, `nohup` or a notebook server it
-    would end work that should go on.  The setting survives exec.  Children do not inherit it.
-    Linux counts the death of the *thread* of the parent that started this process.
-
-    `parent` is the expected process id of the parent (default: the present one).  If this parent
-    has died before the kernel knew of the request, this process sends itself `how`.
-    """
-    expected = os.getppid() if parent is None else parent
-    set_death_signal(how)
-    if os.getppid() != expected:
-        os.kill(os.getpid(), how)
 
 
 def install() -> None:

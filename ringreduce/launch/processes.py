@@ -20,11 +20,11 @@ import time
 from functools import partial
 from typing import IO
 
-from ringreduce.launch.banner import DRAIN_S
-from ringreduce.launch.job import die_with_parent
-from ringreduce.launch.launcher import ENDING, GRACE_S, exit_code
-from ringreduce.launch.signals import Signals
 from ringreduce.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, SURVIVED, port_of
+from ringreduce.prctl import die_with_parent
+from ringreduce.supervisor.banner import DRAIN_S
+from ringreduce.supervisor.launcher import exit_code
+from ringreduce.supervisor.signals import ENDING, GRACE_S, Signals, heed_again
 
 _OF_MPIS = {"PMI_FD", *RANK_VARIABLES, *HYDRA, *OPEN_MPI, *SRUN}
 """Variables of a launcher in whose job this one runs: no rank may take itself for one of that."""
@@ -52,7 +52,7 @@ def main() -> int:
                 stderr=subprocess.PIPE if tags else None,
                 start_new_session=True,
                 pass_fds=(tells,),
-                preexec_fn=partial(die_with_parent, signal.SIGKILL, launcher),
+                preexec_fn=partial(_begin, launcher),
             )
             for rank in range(int(ranks))
         ]
@@ -70,6 +70,12 @@ def main() -> int:
     return exit_code(code, 0)
 
 
+def _begin(launcher: int) -> None:
+    """Make a child of this process a rank that ends when the launcher does."""
+    heed_again()
+    die_with_parent(signal.SIGKILL, launcher)
+
+
 def _code_of(started: list[subprocess.Popen[bytes]], signals: Signals, told: int) -> int:
     """Wait for the end of all ranks, and pass signals on.  Returns the code of the first failure.
 
@@ -81,8 +87,8 @@ def _code_of(started: list[subprocess.Popen[bytes]], signals: Signals, told: int
     survived: set[int] = set()
     while left:
         patience_s = max(0.0, min(kill_at - time.monotonic(), _FOR_EVER_S))
-        select.select([signals.woken], [], [], patience_s)
-        came = [number for number in signals.taken() if number != signal.SIGCHLD]
+        select.select(signals.woken, [], [], patience_s)
+        came = [number for number, _ in signals.taken() if number != signal.SIGCHLD]
         ended = [each for each in left if each.poll()]
         _note(told, survived)
         failed = [each.returncode for each in ended if started.index(each) not in survived]

@@ -23,15 +23,34 @@ from types import TracebackType
 
 from ringreduce import cores, place
 from ringreduce.errors import AllRanksEnd, MismatchError, PeerLostError
-from ringreduce.launch.ends import Report
-from ringreduce.launch.job import die_with_parent, end_job, exit_code_of, install
-from ringreduce.place import MPIS, mpi_rank
-from ringreduce.recovery.wire import Connection, to_launcher
+from ringreduce.launch.job import end_job, exit_code_of, install
+from ringreduce.place import MPIS, RANK_VARIABLES, mpi_rank
+from ringreduce.prctl import die_with_parent
+from ringreduce.recovery.wire import EXPECTED_SIZE, MORE_WORDS, Connection, to_launcher
 
-EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
-"""The environment variable with the number of ranks that the launcher asked for."""
-MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
-"""The environment variables of this name and 1, 2, … have the rest of a long list of words."""
+_LONGEST = 512
+"""Characters of the longest report."""
+
+
+class Report:
+    """Tells the launcher how a rank ends.  Without a launcher it tells nobody."""
+
+    def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
+        """Say which rank of MPI's job this is."""
+        self._launcher = launcher
+        names = (*RANK_VARIABLES, "RANK")
+        rank = next((environment[name] for name in names if name in environment), "")
+        if launcher is not None:
+            launcher.send("hello", rank=rank)
+
+    def end(self, how: str = "", code: int = 0, *, in_order: bool = False) -> None:
+        """Report that this rank ends the job, and how; its exit code is `code`.
+
+        With "" report that the rank ends but does not end the job; `in_order`: all ranks end with
+        this code.  A child that the rank has forked reports nothing.
+        """
+        if self._launcher is not None:
+            self._launcher.send("end", how=how[:_LONGEST], code=code, in_order=in_order)
 
 
 def main() -> int:

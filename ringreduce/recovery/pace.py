@@ -1,10 +1,9 @@
-"""How long ranks compute: each measures one step in 53, and the launcher compares them."""
+"""Measure how long this rank computes in one step of 53; the launcher compares the ranks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median_low
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the launcher makes no calls
@@ -12,8 +11,6 @@ if TYPE_CHECKING:  # the launcher makes no calls
 
 _EVERY = 53
 """One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
-_TIMES, _RUNNING = 2.0, 3
-"""A rank is slow after `_RUNNING` measured steps in a row of over `_TIMES` times the median."""
 
 
 class Pace:
@@ -40,37 +37,3 @@ class Pace:
         if self._since is not None:
             self._since = None
             self._comm.end_meter()
-
-
-class Paces:
-    """The measured times of all ranks of a generation."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._times: dict[int, float] = {}
-        """Rank -> seconds that it has computed in this step."""
-        self._strikes: dict[int, int] = {}
-        """Rank -> how often running it was slow."""
-
-    def told(
-        self, rank: int, step: int, seconds: float, ranks: int
-    ) -> dict[int, tuple[float, float]]:
-        """Record that `rank` computed for `seconds` in `step`.
-
-        Returns the ranks that are slow now and were not before: the seconds of each, and the
-        median.  Of an even number of ranks the lower median counts.
-        """
-        if step > self._step:
-            self._step, self._times = step, {}
-        if step == self._step:
-            self._times[rank] = seconds
-        if len(self._times) < ranks:
-            return {}
-        times, self._times = self._times, {}
-        median = median_low(times.values())
-        slow = {}
-        for each, took in times.items():
-            self._strikes[each] = self._strikes.get(each, 0) + 1 if took > _TIMES * median else 0
-            if self._strikes[each] == _RUNNING:
-                slow[each] = took, median
-        return slow

@@ -25,6 +25,10 @@ TOKEN = "RINGREDUCE_TOKEN"
 """The environment variable with the token of the job, or of its generation."""
 ELASTIC = "RINGREDUCE_ELASTIC"
 """The environment variable that is "1" in a job that goes on after losses."""
+EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
+"""The environment variable with the number of ranks that the launcher asked for."""
+MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
+"""The environment variables of this name and 1, 2, … have the rest of a long list of words."""
 _MOST_BYTES = 1 << 16
 """Bytes of the longest message."""
 _HIGH = 512

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch.mpiexec import installed_wheels
 from ringreduce.shm import blocks
 from ringreduce.shm.block_access import BLOCK_BYTES
+from ringreduce.supervisor.mpiexec import installed_wheels
 from tests.support.mpi import environment
 from tests.support.shared_adds import is_exact
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringreduce.launch.banner import relay
+from ringreduce.supervisor.banner import relay
 
 LINE = "=" * 83
 MPICHS = f"""

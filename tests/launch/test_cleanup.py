@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.launch import cleanup, cli, doctor
-from ringreduce.launch.cleanup import abandoned_files, clean_up_job, remove_abandoned_files
+from ringreduce.launch import cli, doctor
+from ringreduce.supervisor import cleanup
+from ringreduce.supervisor.cleanup import abandoned_files, clean_up_job, remove_abandoned_files
 
 MPICH, OPEN_MPI, INTEL, UCX, HYDRA = (
     "mpich_shm_11321613_0",
@@ -195,7 +196,7 @@ def test_hydra_is_known_by_its_name(
 def test_a_process_that_opens_the_file_meanwhile_waits_and_harms_nobody(tmp_path: Path) -> None:
     (path,) = put(tmp_path, MPICH)
     leases = (
-        "import pathlib, sys; from ringreduce.launch import cleanup\n"
+        "import pathlib, sys; from ringreduce.supervisor import cleanup\n"
         "with cleanup._lease(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.readline()"
     )
     opens = "import sys; print(flush=True); open(sys.argv[1])"

@@ -14,8 +14,8 @@ import pytest
 from ringreduce.colours import Colours
 from ringreduce.launch import doctor, probe
 from ringreduce.launch.doctor import Finding
-from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec
 from ringreduce.launch.probe import Answer
+from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec
 
 PLAIN = Colours(enabled=False)
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
@@ -177,7 +177,7 @@ def test_a_probe_that_fails_gives_its_last_words():
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr("ringreduce.launch.mpiexec.ANSWER_S", 0.1)
+    monkeypatch.setattr("ringreduce.supervisor.mpiexec.ANSWER_S", 0.1)
     answer = probe.answer_of([sys.executable, "-c", "import time; time.sleep(30)"])
     assert answer == Answer((), "no answer within 0.1 s")
 

@@ -14,12 +14,14 @@ import time
 
 import pytest
 
-from ringreduce.launch import ranks
-from ringreduce.launch.ends import End, Report, Watch
-from ringreduce.launch.generation import end_of_mpiexec
-from ringreduce.launch.mpiexec import Flavour
-from ringreduce.launch.ranks import Rank, is_exiting, status_of
+from ringreduce.launch.rank_main import Report
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, connect
+from ringreduce.supervisor import ranks
+from ringreduce.supervisor.ends import End
+from ringreduce.supervisor.generation import end_of_mpiexec
+from ringreduce.supervisor.mpiexec import Flavour
+from ringreduce.supervisor.ranks import Rank, is_exiting, status_of
+from tests.support.watch import Watch
 
 EXIT_OF_A_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 """Linux's number of the system call that ends one thread."""

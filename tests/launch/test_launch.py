@@ -14,17 +14,18 @@ import pytest
 
 import ringreduce
 from ringreduce.errors import counted, did_you_mean
-from ringreduce.launch import cli, launcher
+from ringreduce.launch import cli
 from ringreduce.launch.job import exit_code_of
-from ringreduce.launch.launcher import Job, command_line, rank_environment
-from ringreduce.launch.mpiexec import (
+from ringreduce.launch.rank_main import size_complaint
+from ringreduce.supervisor import launcher, supervisor
+from ringreduce.supervisor.launcher import Job, command_line, rank_environment
+from ringreduce.supervisor.mpiexec import (
     Flavour,
     LaunchError,
     Mpiexec,
     find_mpiexec,
     identify,
 )
-from ringreduce.launch.rank_main import size_complaint
 from tests.support.mpi import DEADLINE_S
 from tests.support.mpiexecs import HYDRA_5, INTEL, OPEN_MPI_5, OPEN_MPI_5_LIBRARY, put_mpiexec
 
@@ -435,7 +436,7 @@ def test_a_broken_pipe_does_not_end_mpiexec(tmp_path, monkeypatch):
     path.write_text("#!/bin/sh\nkill -PIPE $$\nexit 3\n")
     found = Mpiexec(path, Flavour.INTEL, "2021.18.1")
     monkeypatch.setattr(launcher, "find_mpiexec", lambda *_: found)
-    assert launcher.run(Job(1, ("script.py",))) == 3
+    assert supervisor.run(Job(1, ("script.py",))) == 3
 
 
 # --- a rank ---------------------------------------------------------------------------------------
@@ -481,7 +482,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_whose_parent_is_gone_already_ends_itself():
-    code = "from ringreduce.launch.job import *; die_with_parent(parent=0); print('alive')"
+    code = "from ringreduce.prctl import *; die_with_parent(parent=0); print('alive')"
     ended = python(code)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
 

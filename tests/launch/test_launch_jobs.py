@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from ringreduce.cores import cores
-from ringreduce.launch.launcher import Job, command_line
-from ringreduce.launch.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.supervisor.launcher import Job, command_line
+from ringreduce.supervisor.mpiexec import Flavour, Mpiexec, find_mpiexec
 from tests.support.mpi import DEADLINE_S, alive_in_the_end, is_alive
 
 pytestmark = pytest.mark.mpi

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ringreduce.launch.mpiexec import INSTALL
+from ringreduce.supervisor.mpiexec import INSTALL
 from tests.support.mpi import environment, mpiexec
 
 HIDDEN = "raise ModuleNotFoundError(\"No module named 'mpi4py'\", name='mpi4py')\n"
@@ -17,11 +17,11 @@ REASONS = {
 }
 PROGRAMS = {
     "init": "import ringreduce; ringreduce.init(transport='mpi')",
-    "launcher": "from ringreduce.launch import mpiexec; mpiexec.library_version()",
+    "launcher": "from ringreduce.supervisor import mpiexec; mpiexec.library_version()",
 }
 ERRORS = {
     "init": "ImportError: init: mpi4py finds no MPI in",
-    "launcher": "ringreduce.launch.mpiexec.NoMpiError: mpi4py finds no MPI in",
+    "launcher": "ringreduce.supervisor.mpiexec.NoMpiError: mpi4py finds no MPI in",
 }
 
 

@@ -15,7 +15,8 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.config import Environment
-from ringreduce.launch import cli, launcher, traces
+from ringreduce.launch import cli, traces
+from ringreduce.supervisor import launcher
 from ringreduce.trace import ASYNC, CALL, EVENT, HEADER, MESSAGE, SPAN, TRACE, WAIT, Recorder
 from tests.support.mpi import STAND_IN
 

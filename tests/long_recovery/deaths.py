@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.launch.ends import RANK_VARIABLES
+from ringreduce.place import RANK_VARIABLES
 from ringreduce.recovery import elastic
 from ringreduce.recovery.wire import Connection
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.launch.mpiexec import installed_wheels
+from ringreduce.supervisor.mpiexec import installed_wheels
 from tests.support.point_to_point import CHECKS, RANKS
 
 pytestmark = pytest.mark.mpi

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ringreduce.launch import discovery
-from ringreduce.launch.discovery import Discovery, DiscoveryError, slots_of
-from ringreduce.recovery.membership import Rules
+from ringreduce.supervisor import discovery
+from ringreduce.supervisor.discovery import Discovery, DiscoveryError, slots_of
+from ringreduce.supervisor.membership import Rules
 
 RULES = Rules(ranks=4, least=2, most=6)
 

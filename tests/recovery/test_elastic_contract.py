@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch.mpiexec import Flavour, ask
-from ringreduce.launch.ranks import status_of
+from ringreduce.supervisor.mpiexec import Flavour, ask
+from ringreduce.supervisor.ranks import status_of
 from tests.support.mpi import alive_in_the_end, is_alive, mpiexec
 
 LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI

@@ -181,7 +181,7 @@ def test_a_loss_and_the_end_of_training_while_others_start_are_survived(steps, s
 def test_the_ranks_follow_a_command_that_discovers_room(steps, finish, tmp_path):
     slots = tmp_path / "slots"
     slots.write_text("localhost:1\n")
-    soon = "from ringreduce.launch import discovery; discovery._EVERY_S = 0.2"
+    soon = "from ringreduce.supervisor import discovery; discovery._EVERY_S = 0.2"
     discover = f"cat {slots}"
     job = steps("-n", "2", "--elastic", "1:2", "--discover", discover, launcher=soon)
     assert len(job.await_step(1)) == 1

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch.ends import Watch
-from ringreduce.recovery.held import Held
 from ringreduce.recovery.saving import Saving, last_saved
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.wire import ADDRESS, TOKEN
+from ringreduce.supervisor.held import HeldFiles
+from tests.support.watch import Watch
 
 
 def written(steps: int) -> Slots:
@@ -32,8 +32,8 @@ def file_after(steps: int) -> int:
     return os.dup(slots.file)
 
 
-def holding(*steps: int, call: int = 1) -> Held:
-    held = Held()
+def holding(*steps: int, call: int = 1) -> HeldFiles:
+    held = HeldFiles()
     for each in steps:
         held.take(call, file_after(each), len(steps))
     return held
@@ -72,7 +72,7 @@ def test_each_call_has_its_own_files_and_the_last_one_counts():
 
 def test_ranks_of_a_generation_that_is_over_may_not_write():
     slots = written(1)
-    held = Held()
+    held = HeldFiles()
     held.take(1, os.dup(slots.file), 1)
     assert slots.generation == 1
     held.revoke()
@@ -92,7 +92,7 @@ def test_nothing_stays_open():
 def test_another_file_is_refused():
     file = os.memfd_create("test")
     with pytest.raises(ValueError, match="too short"):
-        Held().take(1, file, 1)
+        HeldFiles().take(1, file, 1)
     os.close(file)
 
 
@@ -125,7 +125,7 @@ def test_a_rank_that_the_launcher_refuses_trains_nothing():
 
 def test_a_state_is_saved_once_and_found_again(tmp_path):
     slots = Slots.new({"x": np.arange(3.0)}, step=5)
-    held = Held(tmp_path, slots)
+    held = HeldFiles(tmp_path, slots)
     assert held.save(2) == f"step 5 is saved in {tmp_path}"
     (manifest,) = tmp_path.glob("*.json")
     written = manifest.stat().st_mtime_ns
@@ -145,15 +145,15 @@ def test_a_state_is_saved_once_and_found_again(tmp_path):
 
 def test_what_cannot_be_saved_is_said(tmp_path):
     (tmp_path / "file").touch()
-    assert Held().save(1) == "there is nothing to save"
-    held = Held(begin=Slots.new({"x": np.zeros(1)}))
+    assert HeldFiles().save(1) == "there is nothing to save"
+    held = HeldFiles(begin=Slots.new({"x": np.zeros(1)}))
     assert held.save(1) == "step 0 was the last; nothing is saved, for no folder is named"
     held.saving[1] = Saving(str(tmp_path / "file"), {})
     assert "step 0 was the last; it cannot be saved: " in held.save(1)
     held.close()
 
 
-def of_steps(held: Held, *steps: int, call: int = 1) -> list[Slots]:
+def of_steps(held: HeldFiles, *steps: int, call: int = 1) -> list[Slots]:
     """Files of ranks that have made so many steps."""
     files = []
     for step in steps:
@@ -164,7 +164,7 @@ def of_steps(held: Held, *steps: int, call: int = 1) -> list[Slots]:
 
 
 def test_all_ranks_pause_after_the_same_step_that_none_has_passed():
-    held = Held()
+    held = HeldFiles()
     files = of_steps(held, 7, 6)
     held.pause()
     assert held.pauses
@@ -178,7 +178,7 @@ def test_all_ranks_pause_after_the_same_step_that_none_has_passed():
 
 
 def test_ranks_of_a_later_call_pause_too():
-    held = Held()
+    held = HeldFiles()
     of_steps(held, 9)
     held.pause()
     (later,) = of_steps(held, 0, call=2)
@@ -191,7 +191,7 @@ def test_ranks_of_a_later_call_pause_too():
 
 
 def test_the_state_of_a_later_call_is_saved_but_no_run_goes_on_with_it(tmp_path):
-    held = Held(tmp_path)
+    held = HeldFiles(tmp_path)
     held.take(1, file_after(9), 1)
     held.take(2, file_after(4), 1)
     assert held.save(1) == f"step 4 is saved in {tmp_path}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.launch.mpiexec import Flavour, ask
+from ringreduce.supervisor.mpiexec import Flavour, ask
 from tests.support.mpi import ROOT, environment, mpiexec
 
 FLAVOUR = ask(Path(mpiexec())).flavour
@@ -73,7 +73,7 @@ rr.Communicator.shrink = shrinking
 
 
 HANGS = "if comm.rank == 0: time.sleep(600)\n    " + STOPS
-SOON = "from ringreduce.recovery import membership; membership._LIVE_S = 0.2"
+SOON = "from ringreduce.supervisor import membership; membership._LIVE_S = 0.2"
 
 
 @live

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.recovery.pace import Pace, Paces
+from ringreduce.recovery.pace import Pace
+from ringreduce.supervisor.paces import Paces
 
 
 def told(paces: Paces, step: int, times: list[float]) -> dict[int, tuple[float, float]]:

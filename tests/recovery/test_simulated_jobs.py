@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringreduce.recovery.held import Held
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
+from ringreduce.supervisor.held import HeldFiles
 from tests.support.simulated_job import EVENTS, STEPS, Job, RevokedError
 
 
@@ -89,12 +89,12 @@ def test_a_generation_that_begins_with_any_file_is_found(monkeypatch):
             self._sources[call] = min(files, key=lambda slots: slots.step)
         self._written.clear()
 
-    monkeypatch.setattr(Held, "next_generation", first)
+    monkeypatch.setattr(HeldFiles, "next_generation", first)
     assert found_by(range(300))
 
 
 def test_a_lease_that_is_not_revoked_is_found(monkeypatch):
-    monkeypatch.setattr(Held, "revoke", lambda self: None)
+    monkeypatch.setattr(HeldFiles, "revoke", lambda self: None)
     assert found_by(range(300))
 
 
@@ -109,7 +109,7 @@ def join_as_generation_1(state, generation, after, _):
 
 
 def test_a_rank_does_not_renew_a_lease_that_is_revoked():
-    held, state = Held(), State({"x": np.zeros(2)})
+    held, state = HeldFiles(), State({"x": np.zeros(2)})
     state.begin_generation(1)
     held.take(1, os.dup(state.file), 1)
     held.begin_generation(2, ())

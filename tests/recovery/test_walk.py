@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.recovery.membership import Membership, Verdict
+from ringreduce.supervisor.membership import Do, Membership, What
 from tests.support.recovery_walk import FAULTS, Walk, WalkError
 
 
@@ -33,15 +33,18 @@ def test_no_interleaving_of_two_ranks_and_a_wish_loses_or_mixes_steps(live, wish
 
 @pytest.mark.long
 def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
-    verdict = Membership.verdict
+    truly = Membership.asked
 
-    def hasty(members, asked):
+    def hasty(members, asked, now, committed_at):
         kinds = {kind for kind, _ in asked}
+        if kinds == {"finished"}:
+            members.finished()
+            return Do(What.RETURN)
         if "finished" in kinds:
-            return Verdict.DONE if len(kinds) == 1 else Verdict.GO_ON
-        return verdict(members, asked)
+            return Do(What.RESUME)
+        return truly(members, asked, now, committed_at)
 
-    monkeypatch.setattr(Membership, "verdict", hasty)
+    monkeypatch.setattr(Membership, "asked", hasty)
     with pytest.raises(WalkError, match="nothing can happen"):
         Walk(live=True, ranks=3).run()
 

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from ringreduce.recovery import socket_folder
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, WireError, bound, connect
+from ringreduce.supervisor import socket_folder
 
 
 def pair(token: str = "secret", theirs: str = "secret") -> tuple[Connection, Connection]:

@@ -34,7 +34,8 @@ import pytest
 import ringreduce as rr
 from ringreduce.checkpoint import Folder
 from ringreduce.colours import Colours
-from ringreduce.launch import cli, doctor, mpiexec
+from ringreduce.launch import cli, doctor
+from ringreduce.supervisor import mpiexec
 from ringreduce.train import mlp
 from ringreduce.train.__main__ import main as train
 from tests.support import trainer

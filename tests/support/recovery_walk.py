@@ -1,9 +1,9 @@
 """Walk every interleaving of a job of two or three ranks, its supervisor, one fault and one wish.
 
-The decisions are those of `ringreduce.recovery.membership` itself.  Ranks, files, communicators and
-the supervisor's answers are modelled: a rank trains, one write or message a step of the walk, and a
-fault kills or stops one rank anywhere.  At any time another number of ranks may be wanted.  In each
-state the walk proves that
+The decisions are those of `ringreduce.supervisor.membership` itself.  Ranks, files, communicators
+and the supervisor's answers are modelled: a rank trains, one write or message a step of the walk,
+and a fault kills or stops one rank anywhere.  At any time another number of ranks may be wanted.
+In each state the walk proves that
 
 - a committed slot has the samples of exactly so many whole steps,
 - no rank commits that has looked at its lease after it was revoked,
@@ -20,23 +20,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringreduce.recovery.membership import (
-    Action,
-    Drop,
-    Fence,
-    Leave,
+from ringreduce.supervisor.membership import (
+    Do,
     Lost,
     Membership,
-    Part,
-    Pause,
     Phase,
-    Prepare,
     Rules,
-    Shrink,
-    Start,
-    Stop,
-    TakeOver,
-    Verdict,
+    What,
 )
 
 STEPS, SAMPLES = 2, 3
@@ -151,7 +141,7 @@ class Walk:
     def run(self) -> None:
         """Walk.  Raises WalkError at the first state that must not be."""
         members = Membership(Rules(self.ranks, least=1, most=self.ranks + 1), self.live)
-        assert isinstance(members.begin(), Start)
+        assert members.begin().what is What.START
         text = self._text(members)
         world = World((), (), (), (), (), None, text, (0, 0), faults=1, wishes=self.wish)
         first = self._started(world, self.ranks, generation=1)
@@ -458,47 +448,71 @@ class Walk:
             now = _with(now, number, is_being_killed=True)
         return self._done(now, members, members.lost([lost], 0.0, cause=cause, step=step))
 
-    def _done(self, world: World, members: Membership, action: Action) -> World:
-        """Carry out an action of the membership."""
+    def _done(self, world: World, members: Membership, do: Do | None) -> World:
+        """Carry out what the membership has decided."""
         now = world._replace(members=self._text(members))
-        if isinstance(action, Stop):
-            assert members.left < members.rules.least, action
-            return now._replace(present=(), lost=())
-        if isinstance(action, Start):
-            return self._started(now, action.size, action.generation)
-        if isinstance(action, Prepare):
-            before = now
-            now = self._started(self._dropped(now), action.size, generation=0)
-            new = now.present
-            now = now._replace(present=before.present, lost=before.lost, newcomers=new)
-            for number in new:
-                now = _with(now, number, at="newcomer")
-        elif isinstance(action, Drop):
-            now = self._dropped(now)
-        elif isinstance(action, Pause):
-            if not self._are_ready(now):
-                now = self._dropped(now)
-            if not now.pause[0]:
-                first = "read" if self.mistake == "no second look" else "stop"
-                now = now._replace(pause=(first, 0, 0))
-        elif isinstance(action, Leave | Part):
-            now = self._left(now, action)
-        elif isinstance(action, TakeOver):
-            now = now._replace(present=now.newcomers, newcomers=(), lost=(), kept=())
-            now = now._replace(pause=("", 0, 0))
-            for number in now.present:
-                at = "newcomer" if now.processes[number].at == "newcomer" else "copy arrays"
-                now = _with(now, number, at=at, generation=action.generation)
-        if isinstance(action, Fence):
-            now = now._replace(lost=(), pause=("", 0, 0))
-            for number in now.present:
-                now = _filed(now, number, now.files[number]._replace(lease=0))
-                now = _with(now, number, is_being_killed=True, asks=None)
-        if isinstance(action, Shrink):
-            return self._answered(self._interrupted(now))
+        match do.what if do else None:
+            case What.STOP:
+                assert members.left < members.rules.least, do
+                return now._replace(present=(), lost=())
+            case What.START:
+                return self._started(now, do.size, do.generation)
+            case What.PREPARE:
+                return self._prepared(now, do.size)
+            case What.DROP:
+                return self._dropped(now)
+            case What.PAUSE:
+                return self._paused(now)
+            case What.LEAVE | What.PART:
+                return self._left(now, do)
+            case What.MEET | What.RESUME | What.RETURN:
+                return self._told(now, do.what)
+            case What.GO_ON:
+                living = [n for n in now.present if n not in now.lost]
+                return self._begun_again(now, living, do.generation)
+            case What.TAKE_OVER:
+                return self._taken_over(now, do.generation)
+            case What.FENCE:
+                return self._fenced(now)
+            case What.SHRINK:
+                return self._answered(self._interrupted(now))
+        return now
+
+    def _fenced(self, world: World) -> World:
+        """Kill all ranks of the present generation, and let none write."""
+        now = world._replace(lost=(), pause=("", 0, 0))
+        for number in now.present:
+            now = _filed(now, number, now.files[number]._replace(lease=0))
+            now = _with(now, number, is_being_killed=True, asks=None)
         return now
 
     # --- another number of ranks ---
+
+    def _prepared(self, world: World, size: int) -> World:
+        """Start the processes of the next generation beside the present one."""
+        now = self._started(self._dropped(world), size, generation=0)
+        new = now.present
+        now = now._replace(present=world.present, lost=world.lost, newcomers=new)
+        for number in new:
+            now = _with(now, number, at="newcomer")
+        return now
+
+    def _paused(self, world: World) -> World:
+        """Have all ranks pause after the same step."""
+        now = world if self._are_ready(world) else self._dropped(world)
+        if now.pause[0]:
+            return now
+        first = "read" if self.mistake == "no second look" else "stop"
+        return now._replace(pause=(first, 0, 0))
+
+    def _taken_over(self, world: World, generation: int) -> World:
+        """Let the next generation begin."""
+        now = world._replace(present=world.newcomers, newcomers=(), lost=(), kept=())
+        now = now._replace(pause=("", 0, 0))
+        for number in now.present:
+            at = "newcomer" if now.processes[number].at == "newcomer" else "copy arrays"
+            now = _with(now, number, at=at, generation=generation)
+        return now
 
     def _are_ready(self, world: World) -> bool:
         new = [world.processes[number] for number in world.newcomers]
@@ -550,19 +564,19 @@ class Walk:
         now = now._replace(pause=(following, 0, step) if last else (what, place + 1, step))
         return self._answered(now) if now.pause[0] == "set" else now
 
-    def _left(self, world: World, action: Leave | Part) -> World:
+    def _left(self, world: World, do: Do) -> World:
         """Have ranks end, all or some, after the same step."""
         steps = {world.files[n].step for n in world.present if n not in world.lost}
         if len(steps) > 1:
             raise WalkError(f"ranks pause after the steps {steps}: {world}")
-        if isinstance(action, Leave):
+        if do.what is What.LEAVE:
             now = world
             for number in now.present:
                 now = _filed(now, number, now.files[number]._replace(lease=0))
                 if now.processes[number].alive:
                     now = _with(now, number, at="leaving", asks=None, is_being_killed=True)
             return now
-        leaving = tuple(n for n in world.present if world.processes[n].rank in action.leaving)
+        leaving = tuple(n for n in world.present if world.processes[n].rank in do.leaving)
         now = world._replace(lost=leaving)
         for number in leaving:
             now = _with(now, number, at="leaving", asks=None)
@@ -610,29 +624,24 @@ class Walk:
         gone = self.mistake == "no fence" or all(not world.processes[n].alive for n in world.lost)
         if not living or None in asks or not gone:
             return world
-        members, now = self._copy(world), world
+        members = self._copy(world)
         if members.phase in (Phase.FENCING, Phase.WAITING, Phase.ENDED):
-            return now
+            return world
         kinds = {_PAUSED: "paused", _FINISHED: "finished", _NONE: "suspect"}
-        verdict = members.verdict([(kinds.get(a, "shrunk"), max(0, a)) for a in asks])
-        if verdict is Verdict.PAUSED:
-            return self._done(world, members, members.paused(1.0, 1.0))
-        if verdict is Verdict.DONE:
-            members.finished()
-            for number in living:
-                now = _with(now, number, at="over", asks=None)
-        elif verdict is Verdict.GO_ON:
-            for number in living:
-                if world.processes[number].asks == _PAUSED:
-                    now = _with(now, number, at=_next(now.files[number]), asks=None)
-        elif verdict is Verdict.BEGIN:
-            members.shrunk(0.0)
-            now = self._begun_again(now, living, members.generation)
-        else:
-            members.all_take_part(0.0)
-            for number in living:
+        asked = [(kinds.get(a, "shrunk"), max(0, a)) for a in asks]
+        return self._done(world, members, members.asked(asked, 1.0, 1.0))
+
+    def _told(self, world: World, what: What) -> World:
+        """Answer all that are alive."""
+        now = world
+        for number in (n for n in world.present if n not in world.lost):
+            if what is What.MEET:
                 now = _with(now, number, at="shrink", asks=None)
-        return now._replace(members=self._text(members))
+            elif what is What.RETURN:
+                now = _with(now, number, at="over", asks=None)
+            elif world.processes[number].asks == _PAUSED:
+                now = _with(now, number, at=_next(now.files[number]), asks=None)
+        return now
 
     def _begun_again(self, world: World, living: Sequence[int], generation: int) -> World:
         """Begin a generation of the ranks that are left."""

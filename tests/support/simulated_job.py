@@ -19,26 +19,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import (
-    Action,
-    Drop,
-    Fence,
-    Leave,
-    Lost,
-    Membership,
-    Part,
-    Pause,
-    Phase,
-    Prepare,
-    Rules,
-    Shrink,
-    Start,
-    Stop,
-    TakeOver,
-)
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
+from ringreduce.supervisor.held import HeldFiles
+from ringreduce.supervisor.membership import (
+    Do,
+    Lost,
+    Membership,
+    Phase,
+    Rules,
+    What,
+)
 from ringreduce.train import Sampler
 
 SAMPLES, BATCH, EPOCHS = 11, 4, 3
@@ -82,6 +73,10 @@ class _Rank:
     """The file of a lost rank that has made the most steps."""
 
 
+def _processes(size: int) -> list[_Rank]:
+    return [_Rank(_Comm(number, size)) for number in range(size)]
+
+
 def counts_after(steps: int) -> list[int]:
     """How often each sample is counted in so many steps."""
     found = Counter(i for step in range(steps) for i in _SAMPLER.batch_of(step).tolist())
@@ -95,8 +90,8 @@ class Job:
         self.seed = seed
         self.events: Counter[str] = Counter()
         """Name of an event -> how often it has happened."""
-        self.stop: Stop | None = None
-        self.held = Held()
+        self.stop: Do | None = None
+        self.held = HeldFiles()
         chosen = self._random = random.Random(seed)
         rules = Rules(
             chosen.randint(1, _MOST), 1, _MOST, 1000, wait_s=0.0, replace=chosen.random() < 0.3
@@ -149,7 +144,7 @@ class Job:
         if any(rank in self._newcomers for rank in chosen):
             self.events["newcomers lost"] += 1
             self._members.unprepared()
-            self._do(Drop())
+            self._do(Do(What.DROP))
         lost = [rank for rank in chosen if rank in self._present]
         if not lost:
             return
@@ -197,56 +192,59 @@ class Job:
         does = {rank.does for rank in living}
         if phase is Phase.SHRINKING and does <= {SHRINKS, PAUSED, FINISHED}:
             self._shrunk()
-        elif phase is Phase.RUNNING and does == {PAUSED}:
-            self._do(self._members.paused(self._now, self._now))
-        elif phase is Phase.RUNNING and does == {FINISHED}:
-            self._members.finished()
-            self._present = []
-        elif phase is Phase.RUNNING and does == {PAUSED, FINISHED}:
-            self._go_on()
+        elif phase is Phase.RUNNING and does and does <= {PAUSED, FINISHED}:
+            self._do(self._members.asked([(each, 0) for each in does], self._now, self._now))
 
     def _look_at_newcomers(self) -> None:
         ready = self._newcomers and all(rank.does == CALLS for rank in self._newcomers)
         if ready and not self.held.pauses:
             self._do(self._members.prepared())
 
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Start):
-            self._begin([_Rank(_Comm(n, action.size)) for n in range(action.size)])
-        elif isinstance(action, Fence):
-            self._fence()
-        elif isinstance(action, Shrink):
-            self._stopped.clear()  # they are killed before the others go on
-            self._shrink()
-        elif isinstance(action, Prepare):
-            self._go_on()
-            self._newcomers = [_Rank(_Comm(n, action.size)) for n in range(action.size)]
-            for rank in self._newcomers:
-                rank.turns = self._life(rank)
-        elif isinstance(action, Drop):
-            self._newcomers = []
-            self._go_on()
-        elif isinstance(action, Pause):
-            plan = self._members.plan
-            if self._newcomers and plan is not None and not plan.starts:
-                self._do(Drop())
-            if not self.held.pauses:
-                self.held.pause()
-        elif isinstance(action, Leave):
-            self.events["handed over"] += 1
-            self._ended()
-        elif isinstance(action, Part):
-            self.events["only left"] += 1
-            leaving = [rank for rank in self._present if rank.comm.rank in action.leaving]
-            self._present = [rank for rank in self._present if rank not in leaving]
-            self._lost += leaving
-            self._shrink()
-        elif isinstance(action, TakeOver):
-            ranks, self._newcomers = self._newcomers, []
-            self._begin(ranks)
-        elif isinstance(action, Stop):
-            self.stop = action
-            self._present = []
+    def _do(self, do: Do | None) -> None:
+        match do.what if do else None:
+            case What.START:
+                self._begin(_processes(do.size))
+            case What.FENCE:
+                self._fence()
+            case What.SHRINK:
+                self._stopped.clear()  # they are killed before the others go on
+                self._shrink()
+            case What.PREPARE:
+                self._go_on()
+                self._newcomers = _processes(do.size)
+                for rank in self._newcomers:
+                    rank.turns = self._life(rank)
+            case What.DROP:
+                self._newcomers = []
+                self._go_on()
+            case What.PAUSE:
+                self._pause()
+            case What.RESUME:
+                self._go_on()
+            case What.RETURN:
+                self._present = []
+            case What.LEAVE:
+                self.events["handed over"] += 1
+                self._ended()
+            case What.PART:
+                self.events["only left"] += 1
+                leaving = [rank for rank in self._present if rank.comm.rank in do.leaving]
+                self._present = [rank for rank in self._present if rank not in leaving]
+                self._lost += leaving
+                self._shrink()
+            case What.TAKE_OVER:
+                ranks, self._newcomers = self._newcomers, []
+                self._begin(ranks)
+            case What.STOP:
+                self.stop = do
+                self._present = []
+
+    def _pause(self) -> None:
+        wanted = self._members.wanted
+        if self._newcomers and wanted is not None and not wanted.starts:
+            self._do(Do(What.DROP))
+        if not self.held.pauses:
+            self.held.pause()
 
     def _begin(self, ranks: list[_Rank]) -> None:
         """Begin a generation of new processes."""

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ringreduce.launch.mpiexec import identify
+from ringreduce.supervisor.mpiexec import identify
 from ringreduce.transports import mesh
 from tests.torch.checks import (
     copies,

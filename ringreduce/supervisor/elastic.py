@@ -15,10 +15,11 @@ asked, so that all do the same.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
-import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,62 +30,43 @@ from typing import Any
 
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.errors import counted
-from ringreduce.launch.cleanup import DYING_S
-from ringreduce.launch.commands import Commands, resized_text
-from ringreduce.launch.discovery import Discovery
-from ringreduce.launch.ends import end_of
-from ringreduce.launch.generation import Generation
-from ringreduce.launch.handover import Handover
-from ringreduce.launch.launcher import (
-    ENDING,
-    PASSED_ON,
-    Job,
-    exit_code,
-    job_environment,
-    standard_input,
-)
-from ringreduce.launch.mpiexec import find_mpiexec
-from ringreduce.launch.ranks import Gone, Rank, Ranks, Said
-from ringreduce.launch.signals import Signals
-from ringreduce.launch.suspicions import Suspicions
-from ringreduce.launch.together import Together
-from ringreduce.recovery import socket_folder
-from ringreduce.recovery.events import Events
-from ringreduce.recovery.held import Held
-from ringreduce.recovery.membership import (
-    Action,
-    Drop,
-    Fence,
-    Leave,
-    Lost,
-    Membership,
-    Part,
-    Pause,
-    Phase,
-    Prepare,
-    Resize,
-    Rules,
-    Shrink,
-    Start,
-    Stop,
-    TakeOver,
-    Verdict,
-)
-from ringreduce.recovery.pace import Paces
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.wire import Message
-from ringreduce.terminal import print_error
+from ringreduce.supervisor import socket_folder
+from ringreduce.supervisor.commands import Commands, resized_text
+from ringreduce.supervisor.discovery import Discovery
+from ringreduce.supervisor.ends import end_of
+from ringreduce.supervisor.events import EventFile
+from ringreduce.supervisor.generation import Generation
+from ringreduce.supervisor.held import HeldFiles
+from ringreduce.supervisor.launcher import Job, exit_code, job_environment, standard_input
+from ringreduce.supervisor.membership import (
+    Do,
+    Lost,
+    Membership,
+    Phase,
+    Resize,
+    Rules,
+    What,
+)
+from ringreduce.supervisor.mpiexec import find_mpiexec
+from ringreduce.supervisor.paces import Paces
+from ringreduce.supervisor.ranks import Gone, Rank, Ranks, Said
+from ringreduce.supervisor.signals import ENDING, PASSED_ON
+from ringreduce.supervisor.supervisor import Supervisor, tell
 
 _QUESTIONS = ("finished", "paused", "shrunk", "suspect", "unable")
 """Messages whose sender waits for the other ranks."""
 _OVER = (Phase.FENCING, Phase.WAITING, Phase.ENDED)
 """Phases in which ranks have nothing more to say."""
 _NEVER_CALLED = "warning: --elastic had no effect, for the program has not called rr.elastic"
+_GATHER_S = 0.1
+"""Seconds in which notices to several ranks are taken for one wish."""
 _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
-class Supervisor:
-    """Runs a job.
+class ElasticSupervisor(Supervisor):
+    """Runs a job in as many generations as it takes.
 
     Raises LaunchError if no mpiexec belongs to this environment's MPI, OSError if there can be no
     socket, and ValueError if the rules want a live recovery that this MPI does not have.
@@ -94,44 +76,42 @@ class Supervisor:
         self,
         job: Job,
         rules: Rules,
-        events: Events,
-        held: Held,
+        events: EventFile,
+        held: HeldFiles,
         discovery: Discovery | None = None,
     ) -> None:
-        self._job, self._given = job, job_environment()
-        self._mpiexec = find_mpiexec(Path(sys.prefix), self._given.get("PATH", os.defpath))
-        live = rules.recovery != "relaunch" and self._mpiexec.goes_on and not rules.replace
+        given = job_environment()
+        mpiexec = find_mpiexec(Path(sys.prefix), given.get("PATH", os.defpath))
+        live = rules.recovery != "relaunch" and mpiexec.goes_on and not rules.replace
         if rules.recovery == "live" and not live:
             raise ValueError(
-                f"--recovery live: {self._mpiexec.flavour} ends the whole job if a rank is lost; "
+                f"--recovery live: {mpiexec.flavour} ends the whole job if a rank is lost; "
                 "Open MPI 5 does not"
             )
-        self._job = replace(self._job, goes_on=live)
+        socket_folder.prepare(os.getpid())
+        address = socket_folder.socket_of(os.getpid())
+        ranks = Ranks(socket_folder.bound(address), "", standard_input())
+        super().__init__(replace(job, goes_on=live), given, mpiexec, str(address), ranks)
         self._membership = Membership(rules, live)
         self._events = events
         self._held = held
         self._rules, self._discovery = rules, discovery
-        socket_folder.prepare(os.getpid())
-        self._address = socket_folder.socket_of(os.getpid())
-        self._ranks = Ranks(socket_folder.bound(self._address), "", standard_input())
         self._commands = Commands()
-        self._handover = Handover(rules.grace_s)
+        self._waited.append(self._commands.fileno())
         self._generations: list[Generation] = []
         """Those whose processes are not all gone."""
         self._ended: list[Generation] = []
         """Those that may have left files behind."""
-        self._present: Generation
-        """The last one that was started."""
-        self._suspicions = Suspicions()
-        """What ranks of the present generation suspect."""
-        self._together = Together(job.timeout_s or _timeout_of(self._given))
-        self._lost: list[Rank] = []
-        """The ranks that the present generation has lost while it goes on."""
+        self._next: Generation | None = None
+        """The one that starts beside the present one; None: there is none."""
+        self._pursue_at: float | None = None
+        """When to compare the wanted ranks with the present ones; None: nothing to compare."""
+        self._timeout_s = job.timeout_s or _timeout_of(given)
         self._paces = Paces()
         self._unwritten: Resize | None = None
         """The step to the present generation, until that has committed a step of training."""
-        self._stop: Stop | None = None
-        """How the job ends; None: it goes on."""
+        self._is_reported = False
+        """Whether the state is saved and the user knows how the job has ended."""
         self._has_begun = False
         """Whether a generation has begun to train."""
         self._losses: list[str] = []
@@ -144,56 +124,44 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
-        _print(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
-        with Signals() as signals:
-            try:
-                self._do(self._membership.begin())
-                while self._stop is None or self._generations:
-                    self._turn(signals)
-                self._report(self._stop)  # before the clean-up, which may take a second
-                self._clean_up(DYING_S)
-            except Exception:  # the state must not be lost with this process
-                self._held.revoke()
-                _print(self._held.save(self._membership.generation))
-                raise
-            finally:
-                self._close()
-        return self._stop.code or int(bool(self._complaints))
+        tell(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
+        return super().run() or int(bool(self._complaints))
 
-    def _report(self, stop: Stop) -> None:
+    def _begin(self) -> None:
+        self._do(self._membership.begin())
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._stop is None or bool(self._generations)
+
+    @property
+    def _wakes(self) -> list[float | None]:
+        wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
+        wakes.append(self._present.owes_at)
+        if self._stop is None:
+            wakes.append(self._pursue_at)
+            wakes += [self._next.ready_until] if self._next is not None else []
+            wakes += [self._discovery.wakes_at] if self._discovery is not None else []
+        return wakes
+
+    def _report(self, stop: Do) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
         text = stop.text
         if stop.saves:
             text = f"{text}; {self._held.save(self._membership.generation)}"
         if text:
-            _print(text)
+            tell(text)
+        self._is_reported = True
 
     # --- what happens ---
 
-    def _turn(self, signals: Signals) -> None:
-        """Wait until something happens, and handle it."""
-        wakes = [self._membership.wakes_at, *(each.wakes_at for each in self._generations)]
-        wakes += [self._together.until, self._handover.wakes_at, self._suspicions.wakes_at]
-        if self._discovery is not None and self._stop is None:
-            wakes.append(self._discovery.wakes_at)
-        at = min((each for each in wakes if each is not None), default=None)
-        left = None if at is None else max(0.0, at - time.monotonic())
-        waited = [self._ranks.fileno(), self._commands.fileno(), signals.woken]
-        select.select(waited, [], [], left)
-        for number in signals.taken():
-            self._handle_signal(number)
-        self._handle_ranks()
-        self._answer_all()
-        self._handle_mpiexecs()
-        self._handle_commands()
-        self._handle_time(time.monotonic())
-
     def _handle_time(self, now: float) -> None:
-        """Do what is due."""
+        self._handle_commands()
         for generation in self._generations:
             generation.tick(now)
         self._judge()
-        if self._together.until is not None and now >= self._together.until:
+        until = self._present.asked_until
+        if until is not None and now >= until:
             self._blame_silent()
         if self._membership.phase is Phase.FENCING and self._present.is_gone:
             self._fenced(now)
@@ -202,20 +170,22 @@ class Supervisor:
         if self._stop is None:
             self._do(self._membership.tick(now))
             self._discover(now)
-            self._look_at_handover()
+            self._look_at_handover(now)
 
     def _fenced(self, now: float) -> None:
         """Start the next generation, unless a bug has ended the one that is gone."""
         if self._present.bug is not None:
             text = self._present.bug.text(0, self._mpiexec.flavour)
-            self._end(Stop(self._present.code, text))
+            self._end(Do(What.STOP, code=self._present.code, text=text))
             return
         self._held.next_generation()
         self._do(self._membership.fenced(now))
 
-    def _handle_signal(self, number: int) -> None:
+    def _handle_signal(self, number: int, *, is_terminals: bool) -> None:
+        """End the job, or pass the signal on; mpiexec has no terminal."""
         if number in ENDING and self._stop is None:
-            stop = Stop(128 + number, f"signal {number} came", saves=True)
+            text = f"signal {number} came"
+            stop = Do(What.STOP, code=128 + number, text=text, saves=True)
             if number == signal.SIGTERM:
                 self._do(self._membership.end_after_step(stop, time.monotonic()))
             else:
@@ -225,13 +195,16 @@ class Supervisor:
                 rank.send(number)
 
     def _handle_ranks(self) -> None:
-        for event in self._ranks.happened():
-            if isinstance(event, Said):
-                self._handle_message(event.rank, event.message)
-            if self._handover.owns(event.rank):
-                self._handle_end_of_newcomer(event)
-            elif event.rank in self._living and self._stop is None:
-                self._handle_end(event)
+        super()._handle_ranks()
+        self._answer_all()
+
+    def _handle_event(self, event: Said | Gone) -> None:
+        if isinstance(event, Said):
+            self._handle_message(event.rank, event.message)
+        if self._starts(event.rank):
+            self._handle_end_of_newcomer(event)
+        elif event.rank in self._present.living and self._stop is None:
+            self._handle_end(event)
 
     def _handle_end(self, event: Said | Gone) -> None:
         """Decide what follows if a rank of the present generation has ended."""
@@ -253,17 +226,12 @@ class Supervisor:
 
     def _handle_mpiexecs(self) -> None:
         """Look which mpiexecs have ended."""
+        super()._handle_mpiexecs()
         for generation in list(self._generations):
             code = generation.process.poll()
-            if code is None:
-                continue
-            if generation is self._present and self._stop is None:
-                self._handle_ranks()  # the ends of ranks came before, and tell more than the code
-                if self._membership.phase in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
-                    self._handle_mpiexec(code)
-            if generation is self._handover.next:
+            if code is not None and generation is self._next:
                 self._give_up_newcomers(f"mpiexec ended with exit code {exit_code(code, 0)}")
-            if generation.is_gone:
+            if code is not None and generation.is_gone:
                 self._generations.remove(generation)
                 for rank in generation.ranks:
                     self._ranks.forget(rank)
@@ -271,12 +239,16 @@ class Supervisor:
 
     def _handle_mpiexec(self, code: int) -> None:
         """Decide what follows the end of the present generation's mpiexec."""
+        if self._membership.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
+            return
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
-            self._end(Stop(present.code or exit_code(code, 0), present.bug.text(code, flavour)))
-        elif code == 0 or (present.is_complete and present.done.issuperset(self._living)):
+            text = present.bug.text(code, flavour)
+            self._end(Do(What.STOP, code=present.code or exit_code(code, 0), text=text))
+        elif code == 0 or (present.is_complete and present.done.issuperset(present.living)):
             warns = not self._has_joined and not present.code
-            self._end(Stop(present.code, _NEVER_CALLED if warns else ""))
+            text = _NEVER_CALLED if warns else ""
+            self._end(Do(What.STOP, code=present.code, text=text))
         elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
@@ -284,7 +256,7 @@ class Supervisor:
         else:
             ended = f"mpiexec ended with exit code {exit_code(code, 0)}"
             text = "" if present.is_complete else f"{ended} before all ranks had connected"
-            self._end(Stop(exit_code(code, 0), text))
+            self._end(Do(What.STOP, code=exit_code(code, 0), text=text))
 
     def _handle_message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
@@ -293,15 +265,15 @@ class Supervisor:
             rank.kill()  # of a generation that is not wanted any more
             self._ranks.forget(rank)
         elif message.kind == "hello" and self._stop is None:
-            if self._handover.next is not None:
-                self._handover.next.connect(rank)
+            if self._next is not None:
+                self._next.connect(rank)
             elif self._membership.phase in (Phase.STARTING, Phase.RUNNING):
                 present.connect(rank)
             else:
                 rank.kill()
-        elif self._handover.owns(rank):
+        elif self._starts(rank):
             self._handle_newcomer(rank, message)
-        elif rank not in self._living or self._membership.phase in _OVER:
+        elif rank not in present.living or self._membership.phase in _OVER:
             message.close()
         elif message.kind == "end":
             if fields.get("in_order") or not fields.get("code"):
@@ -311,7 +283,7 @@ class Supervisor:
             self._has_joined = True
             rank.connection.send("member")
         elif message.kind == "ready":
-            self._begin([rank], int(fields["call"]))
+            self._begin_generation([rank], int(fields["call"]))
         elif message.kind == "state":
             (file,) = message.files
             self._held.take(int(fields["call"]), file, present.size, rank)
@@ -326,7 +298,7 @@ class Supervisor:
             self._complain("output", str(fields["text"]))
         elif message.kind == "notice":
             if present.bug is None:  # after which the MPI ends ranks by this signal
-                self._handover.leaves(rank, "notice")
+                self._have_leave(rank, "notice")
         elif message.kind == "pace":
             self._compare(rank, int(fields["step"]), float(fields["seconds"]))
         elif message.kind in _QUESTIONS:
@@ -338,16 +310,16 @@ class Supervisor:
         """Handle a message whose sender waits for an answer."""
         fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
         if message.kind == "suspect" and not shrinks:
-            self._suspicions.add(rank, fields["ranks"], stopped=bool(fields["stopped"]))
+            self._present.suspect(rank, fields["ranks"], stopped=bool(fields["stopped"]))
             return
         if message.kind == "unable":
-            _print(f"no live recovery: {fields['text']}")
-        self._together.ask(rank, message)
+            tell(f"no live recovery: {fields['text']}")
+        self._present.ask(rank, message, self._timeout_s)
         if message.kind == "paused":
             if shrinks:
-                self._together.answer([rank], "raise", text="another rank has left")
+                self._present.answer([rank], "raise", text="another rank has left")
             elif self._held.is_early(int(fields["call"]), int(fields["step"])):
-                self._together.answer([rank], "go on")
+                self._present.answer([rank], "go on")
         self._answer_all()
 
     def _compare(self, rank: Rank, step: int, seconds: float) -> None:
@@ -358,23 +330,23 @@ class Supervisor:
             times = {"compute_s": round(took, 6), "median_s": round(median, 6), "step": step}
             where = {"rank": number, "host": platform.node(), "generation": present.number}
             self._events.write("slow", **where, **times)
-            slow_rank = next((e for e in self._living if int(e.number) == number), None)
+            slow_rank = next((e for e in present.living if int(e.number) == number), None)
             if self._rules.slow == "drop" and self._can_spare_one and slow_rank is not None:
-                self._handover.leaves(slow_rank, "slow")
+                self._have_leave(slow_rank, "slow")
 
     @property
     def _can_spare_one(self) -> bool:
         """Whether enough ranks are left if one more leaves than those that are to leave."""
-        staying = len(self._living) - self._handover.departures(self._living)
+        staying = len(self._present.living) - len(self._present.leaving)
         return self._rules.replace or staying > self._rules.least
 
     def _complain(self, what: str, text: str) -> None:
         """Say once that something could not be written; the job goes on, and ends with 1."""
         if what not in self._complaints:
             self._complaints.add(what)
-            _print(text)
+            tell(text)
 
-    def _begin(self, ranks: Iterable[Rank], call: int) -> None:
+    def _begin_generation(self, ranks: Iterable[Rank], call: int) -> None:
         """Tell ranks of their generation, and send the state to begin with, if there is one."""
         source = self._held.source(call)
         files = () if source is None else (source.file,)
@@ -388,20 +360,20 @@ class Supervisor:
         return {"generation": self._present.number, "change": change}
 
     def _started(self, step: int) -> None:
-        """The present generation has its communicator and the state after this step.
+        """Note that the present generation has begun with the state after this step.
 
         Its ranks may have made more steps since.
         """
-        self._membership.started()
-        self._held.drop(self._lost)
-        self._lost.clear()
-        self._paces = Paces()
         present = self._present
+        self._membership.started()
+        self._held.drop(present.lost)
+        present.lost.clear()
+        self._paces = Paces()
         if not self._has_begun and step:
             self._events.write("resumed", generation=present.number, step=step)
         if self._losses:
             ranks = counted(present.size, "rank")
-            _print(f"{', '.join(self._losses)}; goes on at step {step} on {ranks}")
+            tell(f"{', '.join(self._losses)}; goes on at step {step} on {ranks}")
             self._losses.clear()
         self._has_begun = True
         self._events.write(
@@ -411,58 +383,39 @@ class Supervisor:
 
     # --- what all ranks do together ---
 
-    @property
-    def _living(self) -> list[Rank]:
-        """The ranks of the present generation that are not lost."""
-        return [rank for rank in self._present.ranks if rank not in self._lost]
-
     def _blame_silent(self) -> None:
         """Give up the ranks that others wait for: they are stopped, or hang."""
-        self._together.until = None
-        if silent := self._together.silent(self._living):
+        self._present.asked_until = None
+        if silent := self._present.silent:
             self._lose([Lost(int(rank.number), 0) for rank in silent], "stopped")
 
     def _answer_all(self) -> None:
         """Answer the ranks that wait for each other, if all that are alive do."""
-        living, together, members = self._living, self._together, self._membership
-        if not together.asking:
+        present, members = self._present, self._membership
+        if not present.asking:
             return
-        ended = [rank.number for rank in living if rank.gone or rank in self._present.done]
-        if ended and self._present.bug is not None:
+        ended = [rank.number for rank in present.living if rank.gone or rank in present.done]
+        if ended and present.bug is not None:
             return  # MPI, or this process, ends them
         if ended:  # they never ask
             text = f"ranks that ended inside the call of elastic: {', '.join(sorted(ended))}"
-            together.answer(together.asking, "raise", text=text)
+            present.answer(present.asking, "raise", text=text)
             return
-        if not together.have_asked(living) or not all(rank.gone for rank in self._lost):
+        if not present.have_all_asked or not all(rank.gone for rank in present.lost):
             return
-        match members.verdict(together.asked(living)):
-            case Verdict.GIVE_UP:
-                self._do(members.give_up(time.monotonic()))
-            case Verdict.PAUSED:
-                self._do(members.paused(time.monotonic(), self._held.committed_at))
-            case Verdict.DONE:
-                members.finished()
-                together.answer(living, "done")
-            case Verdict.GO_ON:
-                together.answer(together.who_asked("paused"), "go on")
-            case Verdict.BEGIN:
-                self._shrunk(living)
-            case Verdict.SHRINK:
-                members.all_take_part(time.monotonic())
-                together.answer(living, "shrink")
+        self._do(members.asked(present.asked, time.monotonic(), self._held.committed_at))
 
-    def _shrunk(self, living: Sequence[Rank]) -> None:
-        """All ranks that are left have a communicator: they are the next generation."""
-        self._membership.shrunk(time.monotonic())
+    def _shrunk(self, generation: int) -> None:
+        """Begin the generation of the ranks that are left; all have its communicator."""
+        present = self._present
         self._unwritten = self._membership.resize
-        self._present.shrink(self._membership.generation, self._lost)
-        self._held.begin_generation(self._membership.generation, self._lost)
-        for rank in self._lost:
+        present.shrink(generation)
+        self._held.begin_generation(present.number, present.lost)
+        for rank in present.lost:
             self._ranks.forget(rank)
-        ahead = self._held.ahead(self._lost)
+        ahead = self._held.ahead(present.lost)
         files = () if ahead is None else (ahead.file,)
-        self._together.answer(living, "member", files, **self._member())
+        present.answer(present.ranks, "member", files, **self._member())
 
     # --- another number of ranks ---
 
@@ -483,7 +436,7 @@ class Supervisor:
         """Have as many ranks as the command of the user finds room for."""
         if self._discovery is None:
             return
-        slots = self._discovery.news(now, lambda text: _print(f"{text}; the ranks stay"))
+        slots = self._discovery.news(now, lambda text: tell(f"{text}; the ranks stay"))
         is_waiting = self._membership.phase is Phase.WAITING
         if slots is None or (is_waiting and slots < self._rules.least):
             return
@@ -493,23 +446,32 @@ class Supervisor:
         self._membership.wish(size, "discover")
         self._pursue()
 
-    def _look_at_handover(self) -> None:
+    def _look_at_handover(self, now: float) -> None:
         """Do what is due for ranks that are to leave, and for the next generation."""
-        handover = self._handover
-        if overdue := handover.overdue(self._living):
+        if overdue := self._present.take_overdue():
             lost = [Lost(int(rank.number), int(signal.SIGTERM)) for rank in overdue]
             self._lose(lost, next(iter(overdue.values())))
-        if handover.is_due:
+        if self._pursue_at is not None and now >= self._pursue_at:
             self._pursue()
-        if handover.next is not None and handover.next.missing:
-            self._give_up_newcomers(f"rank {handover.next.missing[0]} has not connected")
-        if handover.is_late:
+        if self._next is not None and (missing := self._next.missing):
+            self._give_up_newcomers(f"rank {missing[0]} has not connected")
+        if self._next is not None and now >= (self._next.ready_until or math.inf):
             self._give_up_newcomers("they are not ready in time")
+
+    def _starts(self, rank: Rank) -> bool:
+        """Return whether a rank belongs to the next generation, which starts."""
+        return self._next is not None and rank in self._next.ranks
+
+    def _have_leave(self, rank: Rank, cause: str) -> None:
+        """Have a rank leave within the grace; notices to several ranks are one wish."""
+        self._present.leaves(rank, cause, self._rules.grace_s)
+        self._pursue_at = self._pursue_at or time.monotonic() + _GATHER_S
 
     def _pursue(self) -> None:
         """Go on towards the ranks that are wanted."""
-        self._do(self._membership.pursue(self._handover.leaving(self._living)))
-        if self._handover.is_ready:
+        self._pursue_at = None
+        self._do(self._membership.pursue(self._present.leaving))
+        if self._next is not None and self._next.is_ready:
             self._do(self._membership.prepared())
         if not self._membership.wants_ranks and self._unwritten is None:
             self._commands.done(f"{counted(self._present.size, 'rank')}, as before")
@@ -518,9 +480,9 @@ class Supervisor:
         """Handle a message of a rank of the next generation, while it starts."""
         if message.kind == "join":
             rank.connection.send("member")
-        elif message.kind == "ready":
-            self._handover.ready(rank)
-            if self._handover.is_ready:
+        elif message.kind == "ready" and self._next is not None:
+            self._next.ready.append(rank)
+            if self._next.is_ready:
                 self._do(self._membership.prepared())
 
     def _handle_end_of_newcomer(self, event: Said | Gone) -> None:
@@ -531,8 +493,8 @@ class Supervisor:
             self._give_up_newcomers(f"rank {end.rank} {end.how or 'is gone'}")
 
     def _give_up_newcomers(self, text: str) -> None:
-        """The next generation cannot start; the present one goes on."""
-        _print(f"no other ranks take over: {text}")
+        """Go on with the present generation: the next one cannot start."""
+        tell(f"no other ranks take over: {text}")
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()
         if self._discovery is not None:
@@ -544,44 +506,50 @@ class Supervisor:
         """Start the next generation beside the present one."""
         self._drop()
         try:
-            self._handover.begin(self._new_generation(self._present.number + 1, size))
+            self._next = self._new_generation(self._present.number + 1, size)
         except OSError as error:
             self._give_up_newcomers(f"mpiexec cannot be started: {error}")
 
     def _drop(self) -> None:
         """Kill what has started for the next generation; no rank pauses for it."""
-        self._handover.drop()
+        self._kill_newcomers()
         self._ranks.token = os.urandom(16).hex()  # those that it has started are refused
         self._held.go_on()
-        self._together.answer(self._together.who_asked("paused"), "go on")
+        self._present.answer(self._present.who_asked("paused"), "go on")
+
+    def _kill_newcomers(self) -> None:
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
 
     def _pause(self) -> None:
         """Have all ranks pause after the same step."""
-        plan = self._membership.plan
-        if self._handover.next is not None and plan is not None and not plan.starts:
+        wanted = self._membership.wanted
+        if self._next is not None and wanted is not None and not wanted.starts:
             self._drop()  # what has started is not wanted any more
         if not self._held.pauses:
             self._held.pause()
 
     def _part(self, leaving: Collection[int]) -> None:
         """Have some ranks end, and the others make a communicator; all have paused."""
-        parted = [rank for rank in self._living if int(rank.number) in leaving]
-        self._together.answer(parted, "leave", alone=True)
-        self._lost += parted
+        parted = [rank for rank in self._present.living if int(rank.number) in leaving]
+        self._present.answer(parted, "leave", alone=True)
+        self._present.lost += parted
         self._shrink()
 
     def _leave(self) -> None:
         """Have all ranks end; all have paused."""
         self._held.revoke()
         self._present.expect_end(self._rules.grace_s)
-        self._together.answer(self._living, "leave", alone=False)
+        self._present.answer(self._present.living, "leave", alone=False)
 
     def _take_over(self, generation: int) -> None:
         """Let the next generation begin."""
+        assert self._next is not None
         self._unwritten = self._membership.resize
-        self._present, ready = self._handover.take()
+        self._present, self._next = self._next, None
         self._present.number = generation
-        self._begin(ready, call=1)
+        self._begin_generation(self._present.ready, call=1)
 
     # --- what a generation has done ---
 
@@ -591,7 +559,7 @@ class Supervisor:
         self._clean_up(0)  # now, for it takes some ms
 
     def _clean_up(self, dying_s: float) -> None:
-        """Remove what generations have left behind whose ranks end within so many seconds."""
+        """Remove what ended generations have left behind."""
         for generation in self._ended:
             generation.clean_up(dying_s)
         self._ended.clear()
@@ -611,24 +579,22 @@ class Supervisor:
 
     def _judge(self) -> None:
         """Decide about suspected ranks."""
-        stopped = self._suspicions.blamed()
-        blamed = [rank for rank in self._present.ranks if int(rank.number) in stopped]
-        if blamed:
+        if blamed := self._present.blamed:
             self._lose([Lost(int(rank.number), 0) for rank in blamed], "stopped")
             return
-        for rank in self._suspicions.take_due():
+        for rank in self._present.take_suspecting(time.monotonic()):
             rank.connection.send("raise", text="")
 
     # --- what follows ---
 
     def _lose(self, lost: Sequence[Lost], cause: str) -> None:
         present, now, seen = self._present, time.monotonic(), self._held.committed_at
-        present.exiting = [rank for rank in self._living if rank.is_exiting]
-        numbers = {each.rank for each in lost}
+        living, numbers = present.living, {each.rank for each in lost}
+        present.exiting = [rank for rank in living if rank.is_exiting]
         self._losses += [str(each).replace(f"by signal {each.signal} ", "") for each in lost]
-        self._lost += [rank for rank in self._living if int(rank.number) in numbers]
-        self._together.forget(self._lost)
-        for rank in self._lost:
+        present.lost += [rank for rank in living if int(rank.number) in numbers]
+        present.forget(present.lost)
+        for rank in present.lost:
             rank.kill()  # one that was stopped must not go on beside the others
         self._do(
             self._membership.lost(
@@ -640,83 +606,90 @@ class Supervisor:
             )
         )
 
-    def _do(self, action: Action) -> None:
-        if isinstance(action, Start):
-            self._start(action)
-        elif isinstance(action, Fence):
+    def _do(self, do: Do | None) -> None:
+        """Carry out what the membership has decided."""
+        if do is None:
+            return
+        if do.what in (What.FENCE, What.SHRINK, What.PART):
             self._write_resize(None)
-            self._fence()
-        elif isinstance(action, Shrink):
-            self._write_resize(None)
-            self._shrink()
-        elif isinstance(action, Prepare):
-            self._prepare(action.size)
-        elif isinstance(action, Drop):
-            self._drop()
-        elif isinstance(action, Pause):
-            self._pause()
-        elif isinstance(action, Leave):
-            self._leave()
-        elif isinstance(action, Part):
-            self._write_resize(None)
-            self._part(action.leaving)
-        elif isinstance(action, TakeOver):
-            self._take_over(action.generation)
-        elif isinstance(action, Stop):
-            self._end(action)
+        match do.what:
+            case What.START:
+                self._start(do.generation, do.size)
+            case What.FENCE:
+                self._fence()
+            case What.SHRINK:
+                self._shrink()
+            case What.MEET:
+                self._present.answer(self._present.living, "shrink")
+            case What.GO_ON:
+                self._shrunk(do.generation)
+            case What.PREPARE:
+                self._prepare(do.size)
+            case What.DROP:
+                self._drop()
+            case What.PAUSE:
+                self._pause()
+            case What.RESUME:
+                self._present.answer(self._present.who_asked("paused"), "go on")
+            case What.RETURN:
+                self._present.answer(self._present.living, "done")
+            case What.LEAVE:
+                self._leave()
+            case What.PART:
+                self._part(do.leaving)
+            case What.TAKE_OVER:
+                self._take_over(do.generation)
+            case What.STOP:
+                self._end(do)
 
-    def _start(self, start: Start) -> None:
+    def _start(self, generation: int, size: int) -> None:
         self._unwritten = self._membership.resize
-        self._present = self._new_generation(start.generation, start.size)
+        self._present = self._new_generation(generation, size)
 
     def _new_generation(self, number: int, size: int) -> Generation:
         """Start the processes of a generation."""
         self._ranks.token = os.urandom(16).hex()
-        job, address = replace(self._job, ranks=size), str(self._address)
-        made = Generation(number, job, self._mpiexec, self._given, address, self._ranks.token)
+        command = self._command(replace(self._job, ranks=size), elastic=True)
+        # The terminal must not signal mpiexec: the membership decides what follows.
+        made = Generation(number, size, command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._generations.append(made)
         return made
 
     def _shrink(self) -> None:
         """Have the ranks that are left make a communicator of their own, once all have asked."""
         self._held.go_on()
-        paused = self._together.who_asked("paused")
-        self._together.answer(paused, "raise", text="another rank has left")
-        for rank in self._suspicions.take():
-            self._together.ask(rank, Message("suspect"))
+        present = self._present
+        present.answer(present.who_asked("paused"), "raise", text="another rank has left")
+        for rank in present.take_suspecting():
+            present.ask(rank, Message("suspect"), self._timeout_s)
         self._answer_all()
 
     def _fence(self) -> None:
         """Kill the ranks of the present generation, and let none write."""
-        self._suspicions.take()
-        self._together.forget(self._together.asking)
-        self._lost.clear()
         self._held.revoke()
         self._present.kill()
 
-    def _end(self, stop: Stop) -> None:
+    def _end(self, stop: Do) -> None:
         self._stop = stop
         self._membership.end()
-        self._handover.drop()
+        self._kill_newcomers()
         self._write_resize(None)
         self._fence()
 
     def _close(self) -> None:
+        if not self._is_reported:  # the state must not be lost with this process
+            self._held.revoke()
+            tell(self._held.save(self._membership.generation))
         for generation in self._generations:  # after an error in this process
             generation.process.kill()
             generation.process.wait()
         if self._discovery is not None:
             self._discovery.close()
         self._commands.close()
-        self._ranks.close()
+        super()._close()
         self._held.close()
         self._events.close()
         socket_folder.remove(os.getpid())
-
-
-def _print(text: str) -> None:
-    """Tell the user."""
-    print_error(f"ringreduce: {text}")
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:

@@ -11,12 +11,11 @@ import os
 import sys
 
 from ringreduce.errors import counted
-from ringreduce.launch.ranks import Rank, Ranks, Said
-from ringreduce.launch.sections import wrapped
 from ringreduce.processes import command_of
-from ringreduce.recovery import socket_folder
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.wire import Connection, WireError, connected
+from ringreduce.supervisor import socket_folder
+from ringreduce.supervisor.ranks import Rank, Ranks, Said
 
 
 class Commands:
@@ -86,10 +85,10 @@ def resized_text(change: Change, step: int, pause_s: float | None) -> str:
 
 
 def scale(job: int, size: int) -> int:
-    """Have the job of a launcher, given its process id, go on with so many ranks.
+    """Have the job of a launcher, given its process id, go on with `size` ranks.
 
     Waits until it does.  Returns the exit code: 1 if it cannot, 2 if there is no such job or if it
-    may not have so many ranks.
+    may not have `size` ranks.
     """
     launcher = _connected(job)
     if launcher is None:
@@ -107,13 +106,11 @@ def scale(job: int, size: int) -> int:
     return _complain(str(answer.fields["text"]), 2 if answer.kind == "refused" else 1)
 
 
-def list_jobs() -> int:
-    """Print the number and the command line of each job of this user that `scale` can change."""
+def jobs() -> list[str]:
+    """Return the number and the command line of each job of this user that `scale` can change."""
     found = [path.stem for path in socket_folder.folder().glob("*.commands")]
-    jobs = sorted(int(stem) for stem in found if stem.isdecimal())
-    lines = [wrapped(f"{job}  {command}") for job in jobs if (command := command_of(job))]
-    print("\n".join(lines or ["you have no job that was started with --elastic"]))
-    return 0
+    numbers = sorted(int(stem) for stem in found if stem.isdecimal())
+    return [f"{number}  {command}" for number in numbers if (command := command_of(number))]
 
 
 def _connected(job: int) -> Connection | None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
-from ringreduce.recovery.membership import Resize
+from ringreduce.supervisor.membership import Resize
 
 
-class Events:
+class EventFile:
     """Writes events.  Without a path it writes nothing.
 
     If an event cannot be written, it writes no more.  Raises OSError if the file cannot be opened.

@@ -16,10 +16,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import IO
 
-from ringreduce.recovery.membership import Rules
+from ringreduce.supervisor.membership import Rules
+from ringreduce.supervisor.signals import heed_again
 
 _EVERY_S = 5.0
 """Seconds between two questions."""
@@ -38,7 +38,9 @@ class Discovery:
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._run: _Run | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        """The command while it runs; `_output` is the file that it writes."""
+        self._output: IO[bytes]
         self._has_failed = False
         """Whether it has failed last time."""
         self._found = -1
@@ -53,15 +55,15 @@ class Discovery:
 
         Raises DiscoveryError if it fails, or if there is room for too few ranks.
         """
-        run = self._run = self._begin()
+        process = self._begin()
         try:
-            run.process.wait(_ANSWER_S)
+            process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
-            raise self._end(run, f"did not end within {_ANSWER_S:g} s") from None
+            raise self._end(process, f"did not end within {_ANSWER_S:g} s") from None
         except BaseException:  # the user does not want to wait
             self.close()
             raise
-        slots = self._slots(run)
+        slots = self._slots(process)
         if slots < rules.least:
             raise DiscoveryError(
                 f"--discover has room for ranks: {slots}; --elastic wants at least {rules.least}"
@@ -73,14 +75,14 @@ class Discovery:
 
         Raises DiscoveryError if it has failed.
         """
-        run = self._run
-        if run is None:
+        process = self._process
+        if process is None:
             if now >= self.wakes_at:
-                self._run = self._begin()
-        elif run.process.poll() is not None:
-            return self._slots(run)
+                self._begin()
+        elif process.poll() is not None:
+            return self._slots(process)
         elif now >= self.wakes_at:
-            raise self._end(run, f"did not end within {_ANSWER_S:g} s")
+            raise self._end(process, f"did not end within {_ANSWER_S:g} s")
         return None
 
     def news(self, now: float, complain: Callable[[str], None]) -> int | None:
@@ -102,59 +104,53 @@ class Discovery:
         return None if is_known and now < self._news_at else slots
 
     def put_off(self) -> None:
-        """Ranks could not start: the same slots are no news for a minute."""
+        """Take the same slots for no news for a minute: ranks could not start."""
         self._news_at = time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
         """End the command if it runs."""
-        if self._run is not None:
-            self._end(self._run, "")
+        if self._process is not None:
+            self._end(self._process, "")
 
-    def _begin(self) -> _Run:
+    def _begin(self) -> subprocess.Popen[bytes]:
         self.wakes_at = time.monotonic() + _ANSWER_S
         output = None
         try:
             output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 shlex.split(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 start_new_session=True,
+                preexec_fn=heed_again,
             )
         except (OSError, ValueError, IndexError) as error:
             if output is not None:
                 output.close()
             self.wakes_at = time.monotonic() + _EVERY_S
             raise DiscoveryError(f"--discover {self._command!r} cannot run: {error}") from None
-        return _Run(process, output)
+        self._output = output
+        return self._process
 
-    def _end(self, run: _Run, why: str) -> DiscoveryError:
+    def _end(self, process: subprocess.Popen[bytes], why: str) -> DiscoveryError:
         """Kill the command, and return the error that says why."""
-        if run.process.poll() is None:
+        if process.poll() is None:
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user now
-                os.killpg(run.process.pid, signal.SIGKILL)
-        run.process.wait()
-        run.output.close()
-        self._run = None
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._output.close()
+        self._process = None
         self.wakes_at = time.monotonic() + _EVERY_S
         return DiscoveryError(f"--discover {self._command!r} {why}")
 
-    def _slots(self, run: _Run) -> int:
+    def _slots(self, process: subprocess.Popen[bytes]) -> int:
         """Return the slots of this host, from the output of the command, which has ended."""
-        run.output.seek(0)
-        text, code = run.output.read().decode(errors="replace"), run.process.returncode
-        error = self._end(run, f"ended with exit code {code}")
+        self._output.seek(0)
+        text, code = self._output.read().decode(errors="replace"), process.returncode
+        error = self._end(process, f"ended with exit code {code}")
         if code:
             raise error
         return slots_of(text)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """The command while it runs."""
-
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
 
 
 def slots_of(text: str) -> int:

@@ -1,6 +1,6 @@
 """Who belongs to a job, and what follows a loss or a wish: decisions alone, without a process.
 
-The supervisor reports what happens to a `Membership`, and carries out the `Action` that it returns.
+The supervisor reports what happens to a `Membership`, and carries out the `Do` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
 and ends.  Another follows it at one of three levels.
 
@@ -134,78 +134,61 @@ class Lost:
         return f"rank {self.rank} was killed by signal {self.signal} ({name})"
 
 
-@dataclass(frozen=True)
-class Start:
+class What(StrEnum):
+    """What the supervisor is to do."""
+
+    START = "start"
     """Start a generation."""
-
-    generation: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Fence:
+    FENCE = "fence"
     """Kill all ranks of the generation, and let none write."""
-
-
-@dataclass(frozen=True)
-class Shrink:
-    """Have the ranks that are left make a communicator of their own."""
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Start the processes of the next generation beside the present one.
-
-    Others that were started for it before are not wanted any more.
-    """
-
-    size: int
-
-
-@dataclass(frozen=True)
-class Drop:
+    SHRINK = "shrink"
+    """Have the ranks that are left make a communicator of their own, once all have asked."""
+    MEET = "meet"
+    """Have them make it now."""
+    GO_ON = "go on"
+    """Begin the generation of the ranks that are left; all have its communicator."""
+    PREPARE = "prepare"
+    """Start the processes of the next generation beside the present one.  Others that were started
+    for it before are not wanted any more."""
+    DROP = "drop"
     """Kill the processes that have started for the next generation."""
-
-
-@dataclass(frozen=True)
-class Pause:
+    PAUSE = "pause"
     """Have all ranks pause after the same step."""
-
-
-@dataclass(frozen=True)
-class Leave:
+    RESUME = "resume"
+    """Have no rank pause, for some have finished."""
+    RETURN = "return"
+    """Have all ranks return from `elastic`; all have finished."""
+    LEAVE = "leave"
     """Have all ranks end; all have paused after the same step."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Have some ranks end, and the others make a communicator of their own; all have paused."""
-
-    leaving: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TakeOver:
+    PART = "part"
+    """Have some ranks end, and the others make a communicator; all have paused."""
+    TAKE_OVER = "take over"
     """Begin a generation whose processes have started beside the one before."""
-
-    generation: int
-
-
-@dataclass(frozen=True)
-class Stop:
+    STOP = "stop"
     """Say why the job ends, and end with an exit code."""
 
-    code: int
-    text: str
+
+@dataclass(frozen=True)
+class Do:
+    """What the supervisor is to do, and with which values."""
+
+    what: What
+    size: int = 0
+    """Ranks of the generation that starts."""
+    generation: int = 0
+    """Its number; 0: not known yet."""
+    leaving: tuple[int, ...] = ()
+    """The ranks that end at `What.PART`."""
+    code: int = 0
+    """The exit code of the job."""
+    text: str = ""
+    """Why the job ends."""
     saves: bool = False
     """Whether the state is worth saving: the job could not go on, or was told to end."""
 
 
-Action = Start | Fence | Shrink | Prepare | Drop | Pause | Leave | Part | TakeOver | Stop | None
-
-
 @dataclass(frozen=True)
-class Plan:
+class Wanted:
     """A generation that is to follow without a loss."""
 
     size: int
@@ -230,23 +213,6 @@ class Resize:
     """Seconds from the last commit of any rank until then; 0 if there was none."""
 
 
-class Verdict(StrEnum):
-    """What follows when all ranks have asked the supervisor."""
-
-    GIVE_UP = "give up"
-    """They cannot make a communicator."""
-    PAUSED = "paused"
-    """All have paused after the same step."""
-    DONE = "done"
-    """All have finished what they make together."""
-    GO_ON = "go on"
-    """Some have finished, so no rank pauses any more."""
-    BEGIN = "begin"
-    """All have a communicator of the ranks that are left."""
-    SHRINK = "shrink"
-    """They are to make such a communicator."""
-
-
 @dataclass
 class Membership:
     """The state of the decisions."""
@@ -261,11 +227,11 @@ class Membership:
     """Committed steps, as far as the supervisor knows."""
     resize: Resize | None = None
     """The step to this generation; None for the first."""
-    plan: Plan | None = None
+    wanted: Wanted | None = None
     """The generation that is to follow; its processes start, or all ranks are to pause."""
     _wish: tuple[int, str] | None = None
     """``(size, cause)``: a number of ranks that is wanted."""
-    _last: Stop | None = None
+    _last: Do | None = None
     """How the job ends when all ranks have paused; None: it goes on."""
     _last_until: float = 0.0
     """When the job ends though they have not."""
@@ -287,12 +253,12 @@ class Membership:
     _detected: tuple[float, float] = (0.0, 0.0)
     """``(detected_at, detected_s)`` of the next `Resize`."""
 
-    def begin(self) -> Action:
+    def begin(self) -> Do | None:
         """Begin the job."""
         return self._start(self.rules.ranks)
 
     def started(self) -> None:
-        """The generation has its communicator and the state."""
+        """Note that the generation has its communicator and the state."""
         if self.phase is Phase.STARTING:
             self.phase, self._live_until = Phase.RUNNING, None
 
@@ -313,8 +279,8 @@ class Membership:
         cause: str = "killed",
         step: int = 0,
         detected_s: float = 0.0,
-    ) -> Action:
-        """Ranks were lost after `step` committed steps.  Without ranks: mpiexec was killed.
+    ) -> Do | None:
+        """Return what follows a loss after `step` committed steps.  No rank: mpiexec was killed.
 
         Further losses of a generation belong to the first one: MPI kills the other ranks, too.
         """
@@ -339,43 +305,49 @@ class Membership:
         goes_on &= self._last is None
         if self.live and is_live and lost and goes_on and not self.rules.replace:
             self.phase = Phase.SHRINKING
-            return Shrink()
+            return Do(What.SHRINK)
         self.phase = Phase.FENCING
-        return Fence()
+        return Do(What.FENCE)
 
-    def give_up(self, now: float) -> Action:
-        """The ranks that are left cannot make a communicator: level 2 follows."""
+    def give_up(self, now: float) -> Do:
+        """Return what follows if the ranks that are left can make no communicator: level 2."""
         if self.phase is Phase.STARTING:
             self._detected = now, 0.0
         self.phase = Phase.FENCING
-        return Fence()
+        return Do(What.FENCE)
 
     def all_take_part(self, now: float) -> None:
-        """All ranks that are left begin to make a communicator."""
+        """Note that all ranks that are left begin to make a communicator."""
         if self.phase is Phase.SHRINKING and (self._live_until is None or self._has_left):
             self._live_until = now + _LIVE_S
 
     def shrunk(self, now: float) -> None:
-        """All ranks that are left have a communicator: the next generation begins."""
+        """Begin the next generation: all ranks that are left have its communicator."""
         self._live_until = now + _CATCHING_UP_S
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
 
-    def verdict(self, asked: Collection[tuple[str, int]]) -> Verdict:
+    def asked(self, asked: Collection[tuple[str, int]], now: float, committed_at: float) -> Do:
         """Return what follows when all ranks that are left have asked.
 
         Each has asked with a kind of message, and with the size of the communicator that it has
-        made; 0: it has made none.
+        made; 0: it has made none.  `committed_at` is when a rank has committed last.
         """
-        kinds, shrinks = {kind for kind, _ in asked}, self.phase is Phase.SHRINKING
+        kinds = {kind for kind, _ in asked}
         if "unable" in kinds:
-            return Verdict.GIVE_UP
-        if shrinks:
-            is_made = set(asked) == {("shrunk", self.left)}
-            return Verdict.BEGIN if is_made else Verdict.SHRINK
+            return self.give_up(now)
+        if self.phase is Phase.SHRINKING:
+            if set(asked) == {("shrunk", self.left)}:
+                self.shrunk(now)
+                return Do(What.GO_ON, self.size, self.generation)
+            self.all_take_part(now)
+            return Do(What.MEET)
         if kinds == {"paused"}:
-            return Verdict.PAUSED
-        return Verdict.DONE if kinds == {"finished"} else Verdict.GO_ON
+            return self.paused(now, committed_at)
+        if kinds == {"finished"}:
+            self.finished()
+            return Do(What.RETURN)
+        return Do(What.RESUME)
 
     # --- without a loss ---
 
@@ -384,7 +356,7 @@ class Membership:
         self.rules.check_size(size)
         self._wish = (size, cause)
 
-    def pursue(self, leaving: Mapping[int, str]) -> Action:
+    def pursue(self, leaving: Mapping[int, str]) -> Do | None:
         """Go on towards the ranks that are wanted.
 
         `leaving` are the ranks that are to leave, with the cause.  Call it when either has changed,
@@ -397,15 +369,15 @@ class Membership:
             return self._start(size)
         if self.phase is not Phase.RUNNING:
             return None
-        before, self.plan = self.plan, self._planned(leaving)
-        if self.plan is None:
-            return None if before is None else Drop()
-        if not self.plan.starts:
-            return Pause()
-        is_same = before is not None and before.starts and before.size == self.plan.size
-        return None if is_same else Prepare(self.plan.size)
+        before, self.wanted = self.wanted, self._planned(leaving)
+        if self.wanted is None:
+            return None if before is None else Do(What.DROP)
+        if not self.wanted.starts:
+            return Do(What.PAUSE)
+        is_same = before is not None and before.starts and before.size == self.wanted.size
+        return None if is_same else Do(What.PREPARE, self.wanted.size)
 
-    def _planned(self, leaving: Mapping[int, str]) -> Plan | None:
+    def _planned(self, leaving: Mapping[int, str]) -> Wanted | None:
         """Return the generation that is to follow; None: no other one is wanted."""
         if self._wish is not None:
             size, cause = self._wish
@@ -423,7 +395,7 @@ class Membership:
         others = [rank for rank in range(self.size) if rank not in leaving]
         gone = (*sorted(leaving), *(others[size:] if size else ()))
         starts = size > 0 and not (self.live and size == self.size - len(gone))
-        return Plan(size, cause, gone, starts)
+        return Wanted(size, cause, gone, starts)
 
     @property
     def wants_ranks(self) -> bool:
@@ -434,34 +406,34 @@ class Membership:
         """Whether a command of the user wants another number of ranks than `size`."""
         return self._wish is not None and self._wish[1] == "command" and self._wish[0] != size
 
-    def prepared(self) -> Action:
-        """The processes of the next generation are ready."""
-        return Pause() if self.phase is Phase.RUNNING and self.plan is not None else None
+    def prepared(self) -> Do | None:
+        """Return what follows if the processes of the next generation are ready."""
+        return Do(What.PAUSE) if self.phase is Phase.RUNNING and self.wanted is not None else None
 
     def unprepared(self) -> None:
-        """The processes of the next generation cannot start: the present one goes on."""
-        self.plan = self._wish = None
+        """Want no other generation: its processes cannot start."""
+        self.wanted = self._wish = None
 
-    def end_after_step(self, stop: Stop, now: float) -> Action:
+    def end_after_step(self, stop: Do, now: float) -> Do | None:
         """End the job when all ranks have paused after the same step; at once if none trains."""
         if self.phase is not Phase.RUNNING or self._last is not None:
             return stop
         grace_s = self.rules.grace_s
         self._last, self._last_until = stop, now + max(grace_s - _SAVING_S, grace_s / 2)
-        self.plan = Plan(0, "", starts=False)
-        return Pause()
+        self.wanted = Wanted(0, "", starts=False)
+        return Do(What.PAUSE)
 
-    def paused(self, now: float, committed_at: float) -> Action:
-        """All ranks have paused after the same step, which was committed at that time."""
-        assert self.plan is not None
+    def paused(self, now: float, committed_at: float) -> Do:
+        """Return what follows if all ranks have paused after the step committed at that time."""
+        assert self.wanted is not None
         self._has_left = True
-        self._cause, self._lost = self.plan.cause, [Lost(rank, 0) for rank in self.plan.leaving]
+        self._cause, self._lost = self.wanted.cause, [Lost(rank, 0) for rank in self.wanted.leaving]
         self._detected = committed_at or now, 0.0
-        if self.plan.size and not self.plan.starts:
+        if self.wanted.size and not self.wanted.starts:
             self.phase, self._live_until = Phase.SHRINKING, now + self.rules.grace_s
-            return Part(self.plan.leaving)
+            return Do(What.PART, leaving=self.wanted.leaving)
         self.phase = Phase.FENCING
-        return Leave()
+        return Do(What.LEAVE)
 
     # --- what follows a generation ---
 
@@ -470,8 +442,8 @@ class Membership:
         """Ranks of the generation that are not lost."""
         return self.size - len(self._lost)
 
-    def fenced(self, now: float) -> Action:
-        """All ranks of the generation are gone, and none can write."""
+    def fenced(self, now: float) -> Do | None:
+        """Return what follows if all ranks of the generation are gone, and none can write."""
         if self.phase is not Phase.FENCING:
             return None
         if self._last is not None:
@@ -479,11 +451,11 @@ class Membership:
             return self._last
         if (refusal := self._refusal(now)) is not None:
             return self._stop(refusal)
-        if self.plan is not None and self.plan.starts:
-            size, level = self.plan.size, 3 if self._has_left else 2
+        if self.wanted is not None and self.wanted.starts:
+            size, level = self.wanted.size, 3 if self._has_left else 2
             self._next(size, level)
-            return TakeOver(self.generation)
-        if self.plan is not None and len(self.plan.leaving) == self.size:
+            return Do(What.TAKE_OVER, size, self.generation)
+        if self.wanted is not None and len(self.wanted.leaving) == self.size:
             return self._stop("all ranks were told to end", TOO_FEW)
         if self.rules.replace:
             return self._start(self.size)
@@ -492,7 +464,7 @@ class Membership:
         self.phase, self._waits_until = Phase.WAITING, now + self.rules.wait_s
         return self.pursue({}) or self.tick(now)  # ranks may be wanted already
 
-    def tick(self, now: float) -> Action:
+    def tick(self, now: float) -> Do | None:
         """Return the action that is due at `now`, if any."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
@@ -515,11 +487,11 @@ class Membership:
         return self._live_until if self.phase in (Phase.SHRINKING, Phase.STARTING) else None
 
     def end(self) -> None:
-        """No generation follows."""
+        """Let no generation follow."""
         self.phase = Phase.ENDED
 
     def _lose_step(self, now: float, step: int) -> None:
-        """A generation that ran was lost after `step` steps."""
+        """Note that a generation that ran was lost after `step` steps."""
         if step > self.step:  # which no rank has reported
             self.step = step
             self._losses.clear()
@@ -538,10 +510,10 @@ class Membership:
             return f"{counted(count, 'loss')} within an hour; --max-failures is {most}"
         return None
 
-    def _start(self, size: int) -> Start:
+    def _start(self, size: int) -> Do:
         self._live_until = None
         self._next(size, level=2)
-        return Start(self.generation, size)
+        return Do(What.START, size, self.generation)
 
     def _next(self, size: int, level: int) -> None:
         """Begin the next generation."""
@@ -558,14 +530,14 @@ class Membership:
             self.resize = Resize(change, int(self._under_way), *self._detected)
         self.generation, self.size, self.phase = self.generation + 1, size, Phase.STARTING
         self._lost, self._level, self._under_way = [], level, False
-        if self.plan is not None and (level != 1 or not self.plan.starts):
-            self.plan = None  # it is carried out, or its ranks have other numbers now
+        if self.wanted is not None and (level != 1 or not self.wanted.starts):
+            self.wanted = None  # it is carried out, or its ranks have other numbers now
         if level != 1:
             self._has_left = False
             if self._wish is not None and self._wish[0] == size:
                 self._wish = None
 
-    def _stop(self, why: str, code: int | None = None) -> Stop:
+    def _stop(self, why: str, code: int | None = None) -> Do:
         self.phase = Phase.ENDED
         number = next((each.signal for each in self._lost if each.signal), int(signal.SIGKILL))
         if self._has_left:
@@ -573,4 +545,5 @@ class Membership:
         else:
             ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
             text = f"{why}; in step {self.step + 1} {ends}"
-        return Stop(128 + number if code is None else code, text, saves=True)
+        code = 128 + number if code is None else code
+        return Do(What.STOP, code=code, text=text, saves=True)

@@ -18,7 +18,7 @@ _VISIBLE_S = 1e-3
 """Seconds after which all processes see what one has written to memory."""
 
 
-class Held:
+class HeldFiles:
     """The memory files of a job."""
 
     def __init__(

@@ -42,11 +42,13 @@ class MpiexecWithoutBanner(subprocess.Popen[bytes]):
         super().__init__(argv, stdout=subprocess.PIPE, **settings)
         self._relay = threading.Thread(target=self._pass_on, name="ringreduce output", daemon=True)
         self._relay.start()
+        self._is_drained = False
 
     def poll(self) -> int | None:
         code = super().poll()
-        if code is not None:
+        if code is not None and not self._is_drained:
             self._relay.join(DRAIN_S)
+            self._is_drained = True
         return code
 
     def _pass_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Start a job: mpiexec's command line, the ranks' environment, signals and the exit code.
+"""What to start: a job, mpiexec's command line, and the environment of the ranks.
 
 The launcher itself loads no MPI.  Each rank runs `ringreduce.launch.rank_main`, which runs the
 user's program.
@@ -12,23 +12,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.errors import counted
-from ringreduce.launch.banner import MpiexecWithoutBanner
-from ringreduce.launch.cleanup import DYING_S, clean_up_job, remove_stale_session_directory
-from ringreduce.launch.ends import Watch
-from ringreduce.launch.job import die_with_parent
-from ringreduce.launch.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
-from ringreduce.launch.rank_main import EXPECTED_SIZE, MORE_WORDS
-from ringreduce.place import is_here, port_of, without
-from ringreduce.recovery.wire import ADDRESS, ELASTIC, TOKEN
-from ringreduce.terminal import RELAYED_BY, print_error
+from ringreduce.place import port_of, without
+from ringreduce.prctl import die_with_parent
+from ringreduce.recovery.wire import ADDRESS, ELASTIC, EXPECTED_SIZE, MORE_WORDS, TOKEN
+from ringreduce.supervisor.banner import MpiexecWithoutBanner
+from ringreduce.supervisor.cleanup import remove_stale_session_directory
+from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
+from ringreduce.supervisor.signals import heed_again
+from ringreduce.terminal import RELAYED_BY
 from ringreduce.trace import TRACE
 
 _THREAD_COUNTS = (
@@ -54,21 +52,12 @@ code names no variables: the program runs in the same `__main__`.
 """
 
 _WORD_CHARACTERS = 1 << 15
-"""A rank gets so many characters of the program's words, as JSON, as its argument.
+"""Characters of the program's words, as JSON, that a rank gets as its argument.
 
 The rest is in variables: see `MORE_WORDS`.  An mpiexec would read a ``:`` among arguments.  MPICH's
 mpiexec takes neither 1,000 arguments nor one of 64 KiB.  Open MPI's puts all arguments into one
 variable, and Linux starts no process with a variable of 128 KiB.
 """
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
-# MPICH's mpiexec does not clean up on SIGHUP, nor Open MPI's on SIGQUIT.
-_PASSED_AS = {signal.SIGHUP: signal.SIGTERM, signal.SIGQUIT: signal.SIGTERM}
-_SI_KERNEL = 0x80  # siginfo's code of a signal that the terminal's driver sent
-
-GRACE_S = 5.0  # for mpiexec to end after a signal that should end it
-_FOR_EVER_S = 3600.0
 
 _OF_SEVERAL_HOSTS = (
     "--hosts needs an MPI, which connects the hosts; without one start torchrun once on each host"
@@ -294,37 +283,7 @@ def standard_input() -> int:
     return 0 if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
 
 
-def run(job: Job) -> int:
-    """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it or a rank.
-
-    If a rank ends the job, prints which one, and how, unless there are `hosts`.  For the main
-    thread: the signals that arrive meanwhile are sent on to mpiexec.  Ranks of this host start
-    without MPI where there is none.  Raises LaunchError if no mpiexec belongs to this environment's
-    MPI, or if other hosts need one.
-    """
-    given = job_environment()
-    mpiexec = _mpiexec_of(job, given)
-    stdin: int | None = standard_input()
-    if os.isatty(0) or (job.hosts and not is_here(job.hosts[0][0])):
-        stdin = None  # mpiexec forwards it to rank 0
-    watch, started = Watch(stdin), time.time()
-    argv, environment = prepared(job, mpiexec, given, watch.address, watch.token)
-    process, ended_by = _run_relaying(argv, environment, watch, forwards=stdin is None)
-    code, first = process.returncode, watch.first
-    if code != 0 and not job.hosts:
-        dying_s = 0 if watch.gone == job.ranks else DYING_S
-        clean_up_job(process.pid, since=started, dying_s=dying_s)
-    if code > 0 and not ended_by and first is not None and not job.hosts:
-        code = first.code or code
-        if text := first.text(code, mpiexec.flavour):
-            print_error(f"ringreduce: {text}")
-        ended_by = first.signal(code, mpiexec.flavour)
-    if ended_by == signal.SIGINT and not mpiexec.flavour.is_hydra and job.interrupted:
-        print_error(f"ringreduce: {job.interrupted()}")
-    return exit_code(code, ended_by)
-
-
-def _mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec:
+def mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec:
     """Return the mpiexec to start a job with; our own where there is no MPI and none is needed."""
     try:
         if not job.without_mpi:
@@ -335,53 +294,10 @@ def _mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec:
     return _WITHOUT_MPI
 
 
-def _run_relaying(
-    argv: list[str], environment: dict[str, str], watch: Watch, *, forwards: bool
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Run mpiexec to its end and send signals on to it, while `watch` watches the ranks.
-
-    `forwards`: mpiexec reads the standard input.  Returns its process, and the number of the signal
-    that was to end the job; 0: there was none.
-    """
-    # Some parents leave SIGCHLD ignored.  The exit code of mpiexec would then be lost.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # An ignored signal stays ignored, so that `nohup` works.
-    heeded = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    waited = heeded | {signal.SIGCHLD}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    ended_by, patience_s = 0, _FOR_EVER_S
-    try:
-        process = start_mpiexec(
-            argv, environment, mask, stdin=None if forwards else subprocess.DEVNULL
-        )
-        watch.start()
-        while process.poll() is None:
-            info = signal.sigtimedwait(waited, patience_s)
-            if info is None:
-                if ended_by:
-                    process.kill()  # its ranks go with it
-                continue
-            came = signal.Signals(info.si_signo)
-            if came in ENDING:
-                ended_by, patience_s = came, GRACE_S
-            # The terminal sends its signals to mpiexec as well.
-            if came in heeded and info.si_code != _SI_KERNEL:
-                process.send_signal(_PASSED_AS.get(came, came))
-        while signal.sigtimedwait(waited, 0):
-            pass  # a signal that came too late for the job
-        watch.stop()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return process, ended_by
-
-
 def start_mpiexec(
-    argv: list[str],
-    environment: Mapping[str, str],
-    mask: Set[int | signal.Signals] = frozenset(),
-    **settings: Any,
+    argv: list[str], environment: Mapping[str, str], **settings: Any
 ) -> subprocess.Popen[bytes]:
-    """Start mpiexec with the signals of `mask` blocked.  It ends when this process does.
+    """Start mpiexec.  It ends when this process does.
 
     It gets SIGTERM then: after SIGKILL it could not end ranks on other hosts, nor clean up.  Raises
     LaunchError if it does not start.
@@ -389,7 +305,7 @@ def start_mpiexec(
     launcher = os.getpid()
 
     def tie() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        heed_again()
         die_with_parent(signal.SIGTERM, launcher)
         remove_stale_session_directory()
 

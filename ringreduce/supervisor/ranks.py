@@ -236,7 +236,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def _is_ready(descriptor: int, within_s: float) -> bool:
-    """Whether a descriptor can be read within so many seconds."""
+    """Whether a descriptor can be read within `within_s`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
