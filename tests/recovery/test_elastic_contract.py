@@ -94,7 +94,7 @@ def test_an_exception_while_a_rank_leaves_does_not_end_the_job(steps, finish):
     job.await_step(2)
     output = finish(job)
     assert "1 ranks made each step once" in output
-    assert "leaves with 0\n" in output  # the other rank may be killed meanwhile
+    assert "leaves with 0" in output  # the other rank, which is killed meanwhile, may end the line
     assert "ValueError: while it leaves" in output
 
 
