@@ -23,6 +23,7 @@ from ringreduce.planning.operations import (
     ChunkOffsets,
 )
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
+from ringreduce.schedules.check import check
 from ringreduce.schedules.schedule import Schedule
 from tests.support.lockstep import DIVIDED, Memory, chunk_trees, run_plans
 from tests.support.schedules import any_schedule, one_shot, two_shot
@@ -332,3 +333,18 @@ def test_a_collective_without_reduction_needs_no_scratch(collective):
     schedule = build(collective, "ring", block_layout(5))
     plans = parts(schedule, [3, 0, 2, 5, 1]) if collective == "all_gather" else whole(schedule, 11)
     assert [plan.slice(0).scratch for plan in plans] == [0] * 5
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [name for name in EVERY_ALGORITHM if name[0] in ("all_reduce", "reduce")],
+)
+def test_a_mean_is_divided_where_the_sum_is_complete(collective, algorithm, ranks):
+    schedule = build(collective, algorithm, [list(range(ranks))])
+    count = 3 * len(schedule.weights)
+    divided = set()
+    for rank in range(ranks):
+        steps = plan_whole(schedule, rank, count, 4, 1).of(rank).slice(0).steps
+        divided |= {(rank, s.index) for s in steps if any(fold.finishes for fold in s.folds)}
+    assert divided == {(rank, step) for rank, step, _ in check(schedule).completed}
