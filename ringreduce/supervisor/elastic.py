@@ -41,13 +41,13 @@ from ringreduce.supervisor.generation import Generation
 from ringreduce.supervisor.held import HeldFiles
 from ringreduce.supervisor.launcher import Job, exit_code, job_environment, standard_input
 from ringreduce.supervisor.membership import (
-    Do,
+    Decision,
     Lost,
     Membership,
+    Next,
     Phase,
     Resize,
     Rules,
-    What,
 )
 from ringreduce.supervisor.mpiexec import find_mpiexec
 from ringreduce.supervisor.paces import Paces
@@ -144,7 +144,7 @@ class ElasticSupervisor(Supervisor):
             wakes += [self._discovery.wakes_at] if self._discovery is not None else []
         return wakes
 
-    def _report(self, stop: Do) -> None:
+    def _report(self, stop: Decision) -> None:
         """Save the state if the job has ended too early, and say how it has ended."""
         text = stop.text
         if stop.saves:
@@ -176,7 +176,7 @@ class ElasticSupervisor(Supervisor):
         """Start the next generation, unless a bug has ended the one that is gone."""
         if self._present.bug is not None:
             text = self._present.bug.text(0, self._mpiexec.flavour)
-            self._end(Do(What.STOP, code=self._present.code, text=text))
+            self._end(Decision(Next.STOP, code=self._present.code, text=text))
             return
         self._held.next_generation()
         self._do(self._membership.fenced(now))
@@ -185,7 +185,7 @@ class ElasticSupervisor(Supervisor):
         """End the job, or pass the signal on; mpiexec has no terminal."""
         if number in ENDING and self._stop is None:
             text = f"signal {number} came"
-            stop = Do(What.STOP, code=128 + number, text=text, saves=True)
+            stop = Decision(Next.STOP, code=128 + number, text=text, saves=True)
             if number == signal.SIGTERM:
                 self._do(self._membership.end_after_step(stop, time.monotonic()))
             else:
@@ -244,11 +244,11 @@ class ElasticSupervisor(Supervisor):
         present, flavour = self._present, self._mpiexec.flavour
         if present.bug is not None:
             text = present.bug.text(code, flavour)
-            self._end(Do(What.STOP, code=present.code or exit_code(code, 0), text=text))
+            self._end(Decision(Next.STOP, code=present.code or exit_code(code, 0), text=text))
         elif code == 0 or (present.is_complete and present.done.issuperset(present.living)):
             warns = not self._has_joined and not present.code
             text = _NEVER_CALLED if warns else ""
-            self._end(Do(What.STOP, code=present.code, text=text))
+            self._end(Decision(Next.STOP, code=present.code, text=text))
         elif present.lost_mpiexec or (
             present.number > 1 and not present.is_complete  # a rank is gone that had not connected
         ):
@@ -256,7 +256,7 @@ class ElasticSupervisor(Supervisor):
         else:
             ended = f"mpiexec ended with exit code {exit_code(code, 0)}"
             text = "" if present.is_complete else f"{ended} before all ranks had connected"
-            self._end(Do(What.STOP, code=exit_code(code, 0), text=text))
+            self._end(Decision(Next.STOP, code=exit_code(code, 0), text=text))
 
     def _handle_message(self, rank: Rank, message: Message) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
@@ -606,41 +606,41 @@ class ElasticSupervisor(Supervisor):
             )
         )
 
-    def _do(self, do: Do | None) -> None:
+    def _do(self, decision: Decision | None) -> None:
         """Carry out what the membership has decided."""
-        if do is None:
+        if decision is None:
             return
-        if do.what in (What.FENCE, What.SHRINK, What.PART):
+        if decision.kind in (Next.FENCE, Next.SHRINK, Next.PART):
             self._write_resize(None)
-        match do.what:
-            case What.START:
-                self._start(do.generation, do.size)
-            case What.FENCE:
+        match decision.kind:
+            case Next.START:
+                self._start(decision.generation, decision.size)
+            case Next.FENCE:
                 self._fence()
-            case What.SHRINK:
+            case Next.SHRINK:
                 self._shrink()
-            case What.MEET:
+            case Next.MEET:
                 self._present.answer(self._present.living, "shrink")
-            case What.GO_ON:
-                self._shrunk(do.generation)
-            case What.PREPARE:
-                self._prepare(do.size)
-            case What.DROP:
+            case Next.GO_ON:
+                self._shrunk(decision.generation)
+            case Next.PREPARE:
+                self._prepare(decision.size)
+            case Next.DROP:
                 self._drop()
-            case What.PAUSE:
+            case Next.PAUSE:
                 self._pause()
-            case What.RESUME:
+            case Next.RESUME:
                 self._present.answer(self._present.who_asked("paused"), "go on")
-            case What.RETURN:
+            case Next.RETURN:
                 self._present.answer(self._present.living, "done")
-            case What.LEAVE:
+            case Next.LEAVE:
                 self._leave()
-            case What.PART:
-                self._part(do.leaving)
-            case What.TAKE_OVER:
-                self._take_over(do.generation)
-            case What.STOP:
-                self._end(do)
+            case Next.PART:
+                self._part(decision.leaving)
+            case Next.TAKE_OVER:
+                self._take_over(decision.generation)
+            case Next.STOP:
+                self._end(decision)
 
     def _start(self, generation: int, size: int) -> None:
         self._unwritten = self._membership.resize
@@ -669,7 +669,7 @@ class ElasticSupervisor(Supervisor):
         self._held.revoke()
         self._present.kill()
 
-    def _end(self, stop: Do) -> None:
+    def _end(self, stop: Decision) -> None:
         self._stop = stop
         self._membership.end()
         self._kill_newcomers()

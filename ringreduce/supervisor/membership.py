@@ -1,6 +1,6 @@
 """Who belongs to a job, and what follows a loss or a wish: decisions alone, without a process.
 
-The supervisor reports what happens to a `Membership`, and carries out the `Do` that it returns.
+The supervisor reports events to a `Membership`, and carries out the `Decision` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
 and ends.  Another follows it at one of three levels.
 
@@ -103,7 +103,7 @@ class Rules:
 
 
 class Phase(StrEnum):
-    """What the job does."""
+    """The state of the job."""
 
     STARTING = "starting"
     """The processes of a generation begin; they have no communicator yet."""
@@ -134,8 +134,8 @@ class Lost:
         return f"rank {self.rank} was killed by signal {self.signal} ({name})"
 
 
-class What(StrEnum):
-    """What the supervisor is to do."""
+class Next(StrEnum):
+    """The kinds of decisions."""
 
     START = "start"
     """Start a generation."""
@@ -169,16 +169,16 @@ class What(StrEnum):
 
 
 @dataclass(frozen=True)
-class Do:
-    """What the supervisor is to do, and with which values."""
+class Decision:
+    """The next thing that the supervisor does, and its values."""
 
-    what: What
+    kind: Next
     size: int = 0
     """Ranks of the generation that starts."""
     generation: int = 0
     """Its number; 0: not known yet."""
     leaving: tuple[int, ...] = ()
-    """The ranks that end at `What.PART`."""
+    """The ranks that end at `Next.PART`."""
     code: int = 0
     """The exit code of the job."""
     text: str = ""
@@ -231,7 +231,7 @@ class Membership:
     """The generation that is to follow; its processes start, or all ranks are to pause."""
     _wish: tuple[int, str] | None = None
     """``(size, cause)``: a number of ranks that is wanted."""
-    _last: Do | None = None
+    _last: Decision | None = None
     """How the job ends when all ranks have paused; None: it goes on."""
     _last_until: float = 0.0
     """When the job ends though they have not."""
@@ -253,7 +253,7 @@ class Membership:
     _detected: tuple[float, float] = (0.0, 0.0)
     """``(detected_at, detected_s)`` of the next `Resize`."""
 
-    def begin(self) -> Do | None:
+    def begin(self) -> Decision | None:
         """Begin the job."""
         return self._start(self.rules.ranks)
 
@@ -279,7 +279,7 @@ class Membership:
         cause: str = "killed",
         step: int = 0,
         detected_s: float = 0.0,
-    ) -> Do | None:
+    ) -> Decision | None:
         """Return what follows a loss after `step` committed steps.  No rank: mpiexec was killed.
 
         Further losses of a generation belong to the first one: MPI kills the other ranks, too.
@@ -305,16 +305,16 @@ class Membership:
         goes_on &= self._last is None
         if self.live and is_live and lost and goes_on and not self.rules.replace:
             self.phase = Phase.SHRINKING
-            return Do(What.SHRINK)
+            return Decision(Next.SHRINK)
         self.phase = Phase.FENCING
-        return Do(What.FENCE)
+        return Decision(Next.FENCE)
 
-    def give_up(self, now: float) -> Do:
+    def give_up(self, now: float) -> Decision:
         """Return what follows if the ranks that are left can make no communicator: level 2."""
         if self.phase is Phase.STARTING:
             self._detected = now, 0.0
         self.phase = Phase.FENCING
-        return Do(What.FENCE)
+        return Decision(Next.FENCE)
 
     def all_take_part(self, now: float) -> None:
         """Note that all ranks that are left begin to make a communicator."""
@@ -327,7 +327,9 @@ class Membership:
         self._next(self.left, level=3 if self._has_left else 1)
         self._level = 1
 
-    def asked(self, asked: Collection[tuple[str, int]], now: float, committed_at: float) -> Do:
+    def asked(
+        self, asked: Collection[tuple[str, int]], now: float, committed_at: float
+    ) -> Decision:
         """Return what follows when all ranks that are left have asked.
 
         Each has asked with a kind of message, and with the size of the communicator that it has
@@ -339,15 +341,15 @@ class Membership:
         if self.phase is Phase.SHRINKING:
             if set(asked) == {("shrunk", self.left)}:
                 self.shrunk(now)
-                return Do(What.GO_ON, self.size, self.generation)
+                return Decision(Next.GO_ON, self.size, self.generation)
             self.all_take_part(now)
-            return Do(What.MEET)
+            return Decision(Next.MEET)
         if kinds == {"paused"}:
             return self.paused(now, committed_at)
         if kinds == {"finished"}:
             self.finished()
-            return Do(What.RETURN)
-        return Do(What.RESUME)
+            return Decision(Next.RETURN)
+        return Decision(Next.RESUME)
 
     # --- without a loss ---
 
@@ -356,7 +358,7 @@ class Membership:
         self.rules.check_size(size)
         self._wish = (size, cause)
 
-    def pursue(self, leaving: Mapping[int, str]) -> Do | None:
+    def pursue(self, leaving: Mapping[int, str]) -> Decision | None:
         """Go on towards the ranks that are wanted.
 
         `leaving` are the ranks that are to leave, with the cause.  Call it when either has changed,
@@ -371,11 +373,11 @@ class Membership:
             return None
         before, self.wanted = self.wanted, self._planned(leaving)
         if self.wanted is None:
-            return None if before is None else Do(What.DROP)
+            return None if before is None else Decision(Next.DROP)
         if not self.wanted.starts:
-            return Do(What.PAUSE)
+            return Decision(Next.PAUSE)
         is_same = before is not None and before.starts and before.size == self.wanted.size
-        return None if is_same else Do(What.PREPARE, self.wanted.size)
+        return None if is_same else Decision(Next.PREPARE, self.wanted.size)
 
     def _planned(self, leaving: Mapping[int, str]) -> Wanted | None:
         """Return the generation that is to follow; None: no other one is wanted."""
@@ -406,24 +408,28 @@ class Membership:
         """Whether a command of the user wants another number of ranks than `size`."""
         return self._wish is not None and self._wish[1] == "command" and self._wish[0] != size
 
-    def prepared(self) -> Do | None:
+    def prepared(self) -> Decision | None:
         """Return what follows if the processes of the next generation are ready."""
-        return Do(What.PAUSE) if self.phase is Phase.RUNNING and self.wanted is not None else None
+        return (
+            Decision(Next.PAUSE)
+            if self.phase is Phase.RUNNING and self.wanted is not None
+            else None
+        )
 
     def unprepared(self) -> None:
         """Want no other generation: its processes cannot start."""
         self.wanted = self._wish = None
 
-    def end_after_step(self, stop: Do, now: float) -> Do | None:
+    def end_after_step(self, stop: Decision, now: float) -> Decision | None:
         """End the job when all ranks have paused after the same step; at once if none trains."""
         if self.phase is not Phase.RUNNING or self._last is not None:
             return stop
         grace_s = self.rules.grace_s
         self._last, self._last_until = stop, now + max(grace_s - _SAVING_S, grace_s / 2)
         self.wanted = Wanted(0, "", starts=False)
-        return Do(What.PAUSE)
+        return Decision(Next.PAUSE)
 
-    def paused(self, now: float, committed_at: float) -> Do:
+    def paused(self, now: float, committed_at: float) -> Decision:
         """Return what follows if all ranks have paused after the step committed at that time."""
         assert self.wanted is not None
         self._has_left = True
@@ -431,9 +437,9 @@ class Membership:
         self._detected = committed_at or now, 0.0
         if self.wanted.size and not self.wanted.starts:
             self.phase, self._live_until = Phase.SHRINKING, now + self.rules.grace_s
-            return Do(What.PART, leaving=self.wanted.leaving)
+            return Decision(Next.PART, leaving=self.wanted.leaving)
         self.phase = Phase.FENCING
-        return Do(What.LEAVE)
+        return Decision(Next.LEAVE)
 
     # --- what follows a generation ---
 
@@ -442,7 +448,7 @@ class Membership:
         """Ranks of the generation that are not lost."""
         return self.size - len(self._lost)
 
-    def fenced(self, now: float) -> Do | None:
+    def fenced(self, now: float) -> Decision | None:
         """Return what follows if all ranks of the generation are gone, and none can write."""
         if self.phase is not Phase.FENCING:
             return None
@@ -454,7 +460,7 @@ class Membership:
         if self.wanted is not None and self.wanted.starts:
             size, level = self.wanted.size, 3 if self._has_left else 2
             self._next(size, level)
-            return Do(What.TAKE_OVER, size, self.generation)
+            return Decision(Next.TAKE_OVER, size, self.generation)
         if self.wanted is not None and len(self.wanted.leaving) == self.size:
             return self._stop("all ranks were told to end", TOO_FEW)
         if self.rules.replace:
@@ -464,7 +470,7 @@ class Membership:
         self.phase, self._waits_until = Phase.WAITING, now + self.rules.wait_s
         return self.pursue({}) or self.tick(now)  # ranks may be wanted already
 
-    def tick(self, now: float) -> Do | None:
+    def tick(self, now: float) -> Decision | None:
         """Return the action that is due at `now`, if any."""
         if self.wakes_at is None or now < self.wakes_at:
             return None
@@ -510,10 +516,10 @@ class Membership:
             return f"{counted(count, 'loss')} within an hour; --max-failures is {most}"
         return None
 
-    def _start(self, size: int) -> Do:
+    def _start(self, size: int) -> Decision:
         self._live_until = None
         self._next(size, level=2)
-        return Do(What.START, size, self.generation)
+        return Decision(Next.START, size, self.generation)
 
     def _next(self, size: int, level: int) -> None:
         """Begin the next generation."""
@@ -537,7 +543,7 @@ class Membership:
             if self._wish is not None and self._wish[0] == size:
                 self._wish = None
 
-    def _stop(self, why: str, code: int | None = None) -> Do:
+    def _stop(self, why: str, code: int | None = None) -> Decision:
         self.phase = Phase.ENDED
         number = next((each.signal for each in self._lost if each.signal), int(signal.SIGKILL))
         if self._has_left:
@@ -546,4 +552,4 @@ class Membership:
             ends = ", ".join(map(str, self._lost)) or "mpiexec was killed"
             text = f"{why}; in step {self.step + 1} {ends}"
         code = 128 + number if code is None else code
-        return Do(What.STOP, code=code, text=text, saves=True)
+        return Decision(Next.STOP, code=code, text=text, saves=True)

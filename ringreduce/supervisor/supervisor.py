@@ -22,7 +22,7 @@ from ringreduce.supervisor.launcher import (
     prepared,
     standard_input,
 )
-from ringreduce.supervisor.membership import Do, What
+from ringreduce.supervisor.membership import Decision, Next
 from ringreduce.supervisor.mpiexec import Mpiexec
 from ringreduce.supervisor.ranks import Gone, Ranks, Said
 from ringreduce.supervisor.signals import ENDING, GRACE_S, PASSED_ON, Signals
@@ -73,7 +73,7 @@ class Supervisor:
         """The generation that runs."""
         self._ended_by = 0
         """The signal that was to end the job; 0: there was none."""
-        self._stop: Do | None = None
+        self._stop: Decision | None = None
         """How the job ends; None: it goes on."""
 
     def run(self) -> int:
@@ -134,13 +134,13 @@ class Supervisor:
             text, ended_by = bug.text(code, flavour), bug.signal(code, flavour)
         elif ended_by == signal.SIGINT and not flavour.is_hydra and self._job.interrupted:
             text = self._job.interrupted()
-        self._stop = Do(What.STOP, code=exit_code(code, ended_by), text=text)
+        self._stop = Decision(Next.STOP, code=exit_code(code, ended_by), text=text)
 
     def _handle_time(self, now: float) -> None:
         """Do what is due."""
         self._present.tick(now)
 
-    def _report(self, stop: Do) -> None:
+    def _report(self, stop: Decision) -> None:
         """Say how the job has ended."""
         if stop.text:
             tell(stop.text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.supervisor.membership import Do, Membership, What
+from ringreduce.supervisor.membership import Decision, Membership, Next
 from tests.support.recovery_walk import FAULTS, Walk, WalkError
 
 
@@ -39,9 +39,9 @@ def test_ranks_that_finish_although_others_were_lost_are_found(monkeypatch):
         kinds = {kind for kind, _ in asked}
         if kinds == {"finished"}:
             members.finished()
-            return Do(What.RETURN)
+            return Decision(Next.RETURN)
         if "finished" in kinds:
-            return Do(What.RESUME)
+            return Decision(Next.RESUME)
         return truly(members, asked, now, committed_at)
 
     monkeypatch.setattr(Membership, "asked", hasty)

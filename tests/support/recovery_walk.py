@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ringreduce.supervisor.membership import (
-    Do,
+    Decision,
     Lost,
     Membership,
+    Next,
     Phase,
     Rules,
-    What,
 )
 
 STEPS, SAMPLES = 2, 3
@@ -141,7 +141,7 @@ class Walk:
     def run(self) -> None:
         """Walk.  Raises WalkError at the first state that must not be."""
         members = Membership(Rules(self.ranks, least=1, most=self.ranks + 1), self.live)
-        assert members.begin().what is What.START
+        assert members.begin().kind is Next.START
         text = self._text(members)
         world = World((), (), (), (), (), None, text, (0, 0), faults=1, wishes=self.wish)
         first = self._started(world, self.ranks, generation=1)
@@ -448,33 +448,33 @@ class Walk:
             now = _with(now, number, is_being_killed=True)
         return self._done(now, members, members.lost([lost], 0.0, cause=cause, step=step))
 
-    def _done(self, world: World, members: Membership, do: Do | None) -> World:
+    def _done(self, world: World, members: Membership, decision: Decision | None) -> World:
         """Carry out what the membership has decided."""
         now = world._replace(members=self._text(members))
-        match do.what if do else None:
-            case What.STOP:
-                assert members.left < members.rules.least, do
+        match decision.kind if decision else None:
+            case Next.STOP:
+                assert members.left < members.rules.least, decision
                 return now._replace(present=(), lost=())
-            case What.START:
-                return self._started(now, do.size, do.generation)
-            case What.PREPARE:
-                return self._prepared(now, do.size)
-            case What.DROP:
+            case Next.START:
+                return self._started(now, decision.size, decision.generation)
+            case Next.PREPARE:
+                return self._prepared(now, decision.size)
+            case Next.DROP:
                 return self._dropped(now)
-            case What.PAUSE:
+            case Next.PAUSE:
                 return self._paused(now)
-            case What.LEAVE | What.PART:
-                return self._left(now, do)
-            case What.MEET | What.RESUME | What.RETURN:
-                return self._told(now, do.what)
-            case What.GO_ON:
+            case Next.LEAVE | Next.PART:
+                return self._left(now, decision)
+            case Next.MEET | Next.RESUME | Next.RETURN:
+                return self._told(now, decision.kind)
+            case Next.GO_ON:
                 living = [n for n in now.present if n not in now.lost]
-                return self._begun_again(now, living, do.generation)
-            case What.TAKE_OVER:
-                return self._taken_over(now, do.generation)
-            case What.FENCE:
+                return self._begun_again(now, living, decision.generation)
+            case Next.TAKE_OVER:
+                return self._taken_over(now, decision.generation)
+            case Next.FENCE:
                 return self._fenced(now)
-            case What.SHRINK:
+            case Next.SHRINK:
                 return self._answered(self._interrupted(now))
         return now
 
@@ -564,19 +564,19 @@ class Walk:
         now = now._replace(pause=(following, 0, step) if last else (what, place + 1, step))
         return self._answered(now) if now.pause[0] == "set" else now
 
-    def _left(self, world: World, do: Do) -> World:
+    def _left(self, world: World, decision: Decision) -> World:
         """Have ranks end, all or some, after the same step."""
         steps = {world.files[n].step for n in world.present if n not in world.lost}
         if len(steps) > 1:
             raise WalkError(f"ranks pause after the steps {steps}: {world}")
-        if do.what is What.LEAVE:
+        if decision.kind is Next.LEAVE:
             now = world
             for number in now.present:
                 now = _filed(now, number, now.files[number]._replace(lease=0))
                 if now.processes[number].alive:
                     now = _with(now, number, at="leaving", asks=None, is_being_killed=True)
             return now
-        leaving = tuple(n for n in world.present if world.processes[n].rank in do.leaving)
+        leaving = tuple(n for n in world.present if world.processes[n].rank in decision.leaving)
         now = world._replace(lost=leaving)
         for number in leaving:
             now = _with(now, number, at="leaving", asks=None)
@@ -631,13 +631,13 @@ class Walk:
         asked = [(kinds.get(a, "shrunk"), max(0, a)) for a in asks]
         return self._done(world, members, members.asked(asked, 1.0, 1.0))
 
-    def _told(self, world: World, what: What) -> World:
+    def _told(self, world: World, what: Next) -> World:
         """Answer all that are alive."""
         now = world
         for number in (n for n in world.present if n not in world.lost):
-            if what is What.MEET:
+            if what is Next.MEET:
                 now = _with(now, number, at="shrink", asks=None)
-            elif what is What.RETURN:
+            elif what is Next.RETURN:
                 now = _with(now, number, at="over", asks=None)
             elif world.processes[number].asks == _PAUSED:
                 now = _with(now, number, at=_next(now.files[number]), asks=None)

@@ -23,12 +23,12 @@ from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
 from ringreduce.supervisor.held import HeldFiles
 from ringreduce.supervisor.membership import (
-    Do,
+    Decision,
     Lost,
     Membership,
+    Next,
     Phase,
     Rules,
-    What,
 )
 from ringreduce.train import Sampler
 
@@ -90,7 +90,7 @@ class Job:
         self.seed = seed
         self.events: Counter[str] = Counter()
         """Name of an event -> how often it has happened."""
-        self.stop: Do | None = None
+        self.stop: Decision | None = None
         self.held = HeldFiles()
         chosen = self._random = random.Random(seed)
         rules = Rules(
@@ -144,7 +144,7 @@ class Job:
         if any(rank in self._newcomers for rank in chosen):
             self.events["newcomers lost"] += 1
             self._members.unprepared()
-            self._do(Do(What.DROP))
+            self._do(Decision(Next.DROP))
         lost = [rank for rank in chosen if rank in self._present]
         if not lost:
             return
@@ -200,49 +200,49 @@ class Job:
         if ready and not self.held.pauses:
             self._do(self._members.prepared())
 
-    def _do(self, do: Do | None) -> None:
-        match do.what if do else None:
-            case What.START:
-                self._begin(_processes(do.size))
-            case What.FENCE:
+    def _do(self, decision: Decision | None) -> None:
+        match decision.kind if decision else None:
+            case Next.START:
+                self._begin(_processes(decision.size))
+            case Next.FENCE:
                 self._fence()
-            case What.SHRINK:
+            case Next.SHRINK:
                 self._stopped.clear()  # they are killed before the others go on
                 self._shrink()
-            case What.PREPARE:
+            case Next.PREPARE:
                 self._go_on()
-                self._newcomers = _processes(do.size)
+                self._newcomers = _processes(decision.size)
                 for rank in self._newcomers:
                     rank.turns = self._life(rank)
-            case What.DROP:
+            case Next.DROP:
                 self._newcomers = []
                 self._go_on()
-            case What.PAUSE:
+            case Next.PAUSE:
                 self._pause()
-            case What.RESUME:
+            case Next.RESUME:
                 self._go_on()
-            case What.RETURN:
+            case Next.RETURN:
                 self._present = []
-            case What.LEAVE:
+            case Next.LEAVE:
                 self.events["handed over"] += 1
                 self._ended()
-            case What.PART:
+            case Next.PART:
                 self.events["only left"] += 1
-                leaving = [rank for rank in self._present if rank.comm.rank in do.leaving]
+                leaving = [rank for rank in self._present if rank.comm.rank in decision.leaving]
                 self._present = [rank for rank in self._present if rank not in leaving]
                 self._lost += leaving
                 self._shrink()
-            case What.TAKE_OVER:
+            case Next.TAKE_OVER:
                 ranks, self._newcomers = self._newcomers, []
                 self._begin(ranks)
-            case What.STOP:
-                self.stop = do
+            case Next.STOP:
+                self.stop = decision
                 self._present = []
 
     def _pause(self) -> None:
         wanted = self._members.wanted
         if self._newcomers and wanted is not None and not wanted.starts:
-            self._do(Do(What.DROP))
+            self._do(Decision(Next.DROP))
         if not self.held.pauses:
             self.held.pause()
 
