@@ -24,7 +24,7 @@ from ringreduce.bench.contenders import Contender, Setting, contenders_of, wante
 from ringreduce.bench.environment import environment
 from ringreduce.bench.inputs import Inputs
 
-_DTYPE = np.dtype(np.float32)
+DTYPE = np.dtype(np.float32)
 _MOST_CALLS, _FEWEST_CALLS, _BYTES = 200, 15, 1 << 29
 """Timed calls of each contender at one size: as many as move so many bytes."""
 _LOOP = 100
@@ -53,26 +53,26 @@ def _counts(collective: str, ranks: int, sizes: Sequence[int]) -> Iterator[int]:
         yield 1
         return
     step = ranks if COLLECTIVES[collective].divided else 1
-    counts = (max(step, nbytes // _DTYPE.itemsize // step * step) for nbytes in sizes)
+    counts = (max(step, nbytes // DTYPE.itemsize // step * step) for nbytes in sizes)
     yield from dict.fromkeys(counts)
 
 
 def _measure(
     comm: rr.Communicator, world: MPI.Intracomm, collective: str, count: int
 ) -> list[dict[str, Any]]:
-    at = Setting(comm, world, count, "sum", _DTYPE, "auto")
+    at = Setting(comm, world, count, "sum", DTYPE, "auto")
     contenders = contenders_of(collective, at)
     # A loop repeats a call on the same input: a sum in place would grow with each repetition.
     repeatable = [
         c for c in contenders if c.place != IN_PLACE or not COLLECTIVES[collective].reduces
     ]
-    nbytes, rows = count * _DTYPE.itemsize, []
+    nbytes, rows = count * DTYPE.itemsize, []
     for way, of in zip(WAYS, (contenders, repeatable), strict=True):
-        seconds, from_first, wrong = _timed(at, collective, of, way)
+        seconds, from_first, wrong = timed(at, collective, of, way)
         for contender, series, longer, mistakes in zip(of, seconds, from_first, wrong, strict=True):
             row: dict[str, Any] = {"benchmark": "collectives", "collective": collective}
             row |= {"way": way, "contender": contender.name, "place": contender.place}
-            row |= {"dtype": str(_DTYPE), "bytes": nbytes, "calls": len(series)}
+            row |= {"dtype": str(DTYPE), "bytes": nbytes, "calls": len(series)}
             row["median_us"] = round(float(np.median(series)) * 1e6, 3)
             row["min_us"] = round(float(series.min()) * 1e6, 3)
             row["from_first_us"] = round(float(np.median(longer)) * 1e6, 3)
@@ -80,7 +80,7 @@ def _measure(
     return rows
 
 
-def _timed(
+def timed(
     at: Setting, collective: str, contenders: Sequence[Contender], way: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the seconds of each call twice, and the wrong elements of each contender.
@@ -88,13 +88,13 @@ def _timed(
     The seconds are arrays (contender, repetition), to the exit of the last rank: from the entry of
     the last rank, and from the entry of the first one.
     """
-    world, nbytes = at.world, at.count * _DTYPE.itemsize
+    world, nbytes = at.world, at.count * DTYPE.itemsize
     if way == IN_LOOPS:
         length, most = _LOOP, _BYTES_OF_LOOPS // (_LOOP * nbytes)
         repetitions = max(_FEWEST_LOOPS, min(_MOST_LOOPS, most))
     else:
         length, repetitions = 1, max(_FEWEST_CALLS, min(_MOST_CALLS, _BYTES // nbytes))
-    inputs, turns = Inputs(world.size, at.count, "sum", _DTYPE), np.random.default_rng(at.count)
+    inputs, turns = Inputs(world.size, at.count, "sum", DTYPE), np.random.default_rng(at.count)
     spans = np.zeros((len(contenders), repetitions, 2))
     wrong = np.zeros(len(contenders), np.int64)
     for number in range(repetitions + 1):  # the first is not counted

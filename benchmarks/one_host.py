@@ -7,7 +7,8 @@ level and at `serialized` (not with more ranks than cores: there MPICH spins wit
 writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
 dtype and number of ranks: how many times as fast ours is as the best baseline, in the run of that
 baseline; our time in units of one copy of the same bytes by all ranks at once; and for floats of 16
-bits in units of the time of float32 of the same bytes.  Draws ``docs/all_reduce.svg``.
+bits in units of the time of float32 of the same bytes.  Draws ``docs/all_reduce.svg``
+and its dark variant.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks import environments
 from benchmarks.rows import RESULTS, replace
 from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.scales import powers_of_two, size_text
-from ringreduce.picture.style import BLUE, INK, ORANGE
+from ringreduce.picture.style import BLUE, INK, ORANGE, in_dark
 
 NAME = "one_host"
 BASELINES = ("MPI", "Gloo")
@@ -128,7 +129,9 @@ def _table(rows: Sequence[dict[str, Any]], ranks: int, dtype: str) -> str:
 
 def _draw(rows: Sequence[dict[str, Any]]) -> None:
     shown = [row for row in rows if row["ranks"] in DRAWN]
-    PICTURE.write_text(picture(shown), encoding="utf-8")
+    svg = picture(shown)
+    PICTURE.write_text(svg, encoding="utf-8")
+    PICTURE.with_name("all_reduce-dark.svg").write_text(in_dark(svg), encoding="utf-8")
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> str:

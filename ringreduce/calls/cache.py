@@ -89,11 +89,14 @@ class Calls:
         return len(self._kept)
 
     def _get(self, key: Any, make: Callable[..., _Kept], *arguments: Any) -> _Kept:
-        call: _Kept | None = self._kept.get(key)
-        if call is None:
-            call = self._keep(key, make(*arguments))
-        self._uses += 1
-        call.last_use = self._uses
+        return self._find(key) or self._keep(key, make(*arguments))
+
+    def _find(self, key: Any) -> Any:
+        """Return the cached call with this key; None if there is none."""
+        call = self._kept.get(key)
+        if call is not None:
+            self._uses += 1
+            call.last_use = self._uses
         return call
 
     def _keep(self, key: Any, call: _Kept) -> _Kept:
@@ -102,6 +105,8 @@ class Calls:
             for each in [dropped] if isinstance(dropped, Call) else dropped.calls:
                 self._free(each)
         self._kept[key] = call
+        self._uses += 1
+        call.last_use = self._uses
         return call
 
     # --- collectives that are one plan ---
@@ -109,12 +114,7 @@ class Calls:
     def get(self, collective: str, array: np.ndarray, given: Mapping[str, Any]) -> Call:
         """Return the call of `collective` on an array like `array`; `given` as for `make`."""
         key = (collective, array.dtype, array.shape, *given.values())
-        call: Call | None = self._kept.get(key)
-        if call is None:
-            call = self._keep(key, self.make(collective, array, given))
-        self._uses += 1  # as `_get`, without its cost
-        call.last_use = self._uses
-        return call
+        return self._find(key) or self._keep(key, self.make(collective, array, given))
 
     def make(
         self, collective: str, array: np.ndarray, given: Mapping[str, Any], is_list: bool = False

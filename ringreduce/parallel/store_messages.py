@@ -22,7 +22,7 @@ Views = dict[str, np.ndarray]
 
 
 class Kind:
-    """The request, or the answer, of a head.  Numbers, as members of an enum take longer."""
+    """Requests and replies.  They are numbers, since members of an enum take longer to compare."""
 
     PUSH = 1  # gradients follow, of a worker or of the server before in the chain
     PUSHED = 2  # all servers have received them; not sent to the only server

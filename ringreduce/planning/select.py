@@ -51,7 +51,7 @@ _SINGLE_COPY = {
     ("all_gather", "direct"): (8 << 20, 32 << 20),
     ("all_to_all", "direct"): (16 << 20, 32 << 20),
 }
-"""The least bytes that are single-copy, where they differ from `Config.single_copy_from`."""
+"""The least bytes that are single-copy; others begin at `Config.single_copy_from`."""
 _QUICK = {
     ("all_reduce", "two_shot"): (128 << 10, 4 << 20),
     ("reduce", "two_shot"): (128 << 10, 4 << 20),
@@ -264,10 +264,10 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     schedule, profile = build(collective, algorithm, nodes), config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
-    slices = slice_count(schedule, nbytes, nodes, config)
     in_flight = slices_in_flight(nodes, config)
     if config.memory is not None and in_flight == 1:
-        return price(schedule, nodes, nbytes, profile)  # the model does not know what slices gain
+        return price(schedule, nodes, nbytes, profile)  # slices stay in caches: no term of a price
+    slices = slice_count(schedule, nbytes, nodes, config)
     if in_flight == 1:
         return slices * price(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)
