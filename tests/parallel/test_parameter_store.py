@@ -395,6 +395,56 @@ def test_a_wrong_gradient_is_named_and_the_store_goes_on(gradients, words):
     spawned(work, 1, start=GOOD)
 
 
+def test_nan_in_a_gradient_is_applied_as_it_is():
+    def update(parameters, slots, gradient, staleness, number):
+        parameters += gradient
+
+    def work(comm, store):
+        store.push({"w": np.array([np.nan, 1.0])})
+        return value(store)
+
+    (pulled,), _ = spawned(work, 1, start={"w": np.zeros(2)}, update=update)
+    assert np.isnan(pulled[0])
+    assert pulled[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"servers": 0}, "servers is 0; wanted at least 1"),
+        ({"servers": 3}, "servers is 3; of 3 ranks that leaves no worker"),
+        ({"servers": 2, "replicas": 3}, "replicas is 3; wanted at most servers, 2"),
+        ({"staleness": -1}, "staleness is -1; wanted at least 0"),
+        ({"staleness": 1.5}, "staleness is 1.5; wanted a whole number or None"),
+        ({"backup_workers": 2}, "backup_workers is 2; wanted fewer than workers, 2"),
+        ({"backup_workers": 1, "staleness": 2}, "backup workers are for staleness 0"),
+        ({"update": 7}, "update is 7; pass a function"),
+        ({"slots": {"velocity": {}}}, "slots has no velocity/w; pass an array of shape (6,)"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused_on_every_rank_before_anything_is_sent(given, text):
+    def program(comm):
+        how = {"update": count} | given
+        return text_of((ValueError, TypeError), lambda: ParameterStore(comm, one(0), **how))
+
+    assert [text in said for said in rr.spawn(program, 3, timeout_s=120)] == [True] * 3
+
+
+@pytest.mark.parametrize("what", ["w", "name", "dtype", "servers", "staleness", "slots"])
+def test_ranks_that_make_different_stores_learn_it(what):
+    def program(comm):
+        other = comm.rank == 1
+        params = {"v" if what == "name" and other else "w": np.zeros(6 - (what == "w" and other))}
+        if what == "dtype" and other:
+            params = {"w": np.zeros(6, np.float32)}
+        changed = {"servers": 2, "staleness": 1, "slots": ["velocity"]}
+        how = {what: changed[what]} if other and what in changed else {}
+        return text_of(rr.MismatchError, lambda: ParameterStore(comm, params, count, **how))
+
+    assert len({*rr.spawn(program, 3, timeout_s=120)}) == 1
+
+
 def test_calls_on_a_rank_of_the_other_kind_and_after_close_are_refused():
     def program(comm):
         with ParameterStore(comm, one(0), count) as store:

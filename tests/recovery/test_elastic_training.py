@@ -126,6 +126,7 @@ def test_without_a_folder_a_run_that_ends_too_early_says_that_nothing_is_saved(s
     [
         ("--strategy zero", "strategy zero divides the model or keeps it elsewhere; --elastic"),
         ("--strategy local_sgd", "strategy local_sgd lets replicas differ; --elastic goes on with"),
+        ("--strategy parameter_server", "one_device, mirrored and multi_worker_mirrored"),
         ("--strategy pipeline", "one_device, mirrored and multi_worker_mirrored"),
         ("--device cuda", "device is cuda; --elastic goes on with arrays on the cpu"),
         ("--seeds 2", "seeds is 2; --elastic is for one run"),

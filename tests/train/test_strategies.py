@@ -449,7 +449,7 @@ def test_a_lost_rank_costs_nothing_and_the_lowest_worker_that_lives_reports(stal
             comm.leave("the disk is full")
             has_left.set()
             raise
-        comm.leave("it is over")  # a communicator that has lost a rank cannot be closed
+        comm.leave("it is over")
         found[comm.rank] = result.digest, seen.epochs, result.lost
 
     with pytest.raises(KeyError, match="gone"):
