@@ -2,8 +2,8 @@
 
     python docs/picture.py [FOLDER]
 
-Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py` and
-`recovery_states.py` into the folder, by default that of this file.  A picture adapts to the page by
+Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py`,
+`recovery_states.py` and `house.py` into the folder, by default that of this file.  A picture adapts to the page by
 its style sheet.  Where Markdown chooses the file, it needs one in dark colours alone: for each
 picture X.svg in the folder this program writes X-dark.svg.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import house
 import recovery_states
 import strategies
 
@@ -310,6 +311,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "hierarchical": hierarchical,
     **strategies.PICTURES,
     **recovery_states.PICTURES,
+    **house.PICTURES,
 }
 
 

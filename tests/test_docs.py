@@ -19,8 +19,6 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.picture.scales import size_text
 from tests.support.mnist import mnist
 from tests.support.mpi import ROOT, mpiexec, output_of
-from tests.support.mutations import MUTATIONS
-from tests.test_architecture import MAY_IMPORT
 from tests.test_examples import one_after_another
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -239,27 +237,6 @@ def test_links_lead_somewhere(page):
     links = re.findall(r'\]\(([^)#]+)\)|\b(?:src|srcset)="([^"]+)"', page.read_text())
     for target in (inline or attribute for inline, attribute in links):
         assert target.startswith("https://") or (page.parent / target).exists(), target
-
-
-def test_the_bug_of_the_first_ten_minutes_is_a_planted_one():
-    bug = MUTATIONS[0]
-    page = (ROOT / "docs/developing.md").read_text()
-    assert f"'s|{bug.old}|{bug.new}|' ringreduce/{bug.file}" in page
-
-
-def test_the_files_that_the_map_names_exist():
-    page = (ROOT / "docs/developing.md").read_text()
-    names = set(re.findall(r"`([\w/]+/\w+\.py)`", page))
-    assert len(names) > 40
-    missing = {n for n in names if not any((ROOT / top / n).exists() for top in ("", "ringreduce"))}
-    assert missing == set()
-
-
-def test_the_map_of_packages_is_the_one_that_imports_are_held_to():
-    page = (ROOT / "docs/developing.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| .* \|([^|]*)\|$", page, re.M))
-    shown = {package: {*re.split(r",\s*", names.strip())} - {""} for package, names in rows.items()}
-    assert shown == MAY_IMPORT
 
 
 def rows(name: str, **facts: object) -> list[dict]:

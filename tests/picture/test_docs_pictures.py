@@ -31,7 +31,7 @@ OF_STRATEGIES = [path.stem for path in PICTURES if path.stem.startswith("strateg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ring", "ring-animated", "hierarchical", *OF_STRATEGIES])
+@pytest.mark.parametrize("name", ["ring", "ring-animated", "hierarchical", "house", *OF_STRATEGIES])
 def test_a_picture_in_the_docs_is_drawn_from_the_code_that_runs(name: str, drawn: Path) -> None:
     for file in (f"{name}.svg", f"{name}-dark.svg"):
         assert (drawn / file).read_text() == (DOCS / file).read_text()
