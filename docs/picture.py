@@ -3,9 +3,9 @@
     python docs/picture.py [FOLDER]
 
 Writes ring.svg, ring-animated.svg, hierarchical.svg and the pictures of `strategies.py`,
-`recovery_states.py` and `house.py` into the folder, by default that of this file.  A picture adapts to the page by
-its style sheet.  Where Markdown chooses the file, it needs one in dark colours alone: for each
-picture X.svg in the folder this program writes X-dark.svg.
+`recovery_states.py` and `house.py` into the folder, by default that of this file.  A picture adapts
+to the page by its style sheet.  Where Markdown chooses the file, it needs one in dark colours
+alone: for each picture X.svg in the folder this program writes X-dark.svg.
 """
 
 from __future__ import annotations

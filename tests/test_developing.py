@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.mpi import ROOT, output_of
 from tests.support.mutations import MUTATIONS
-from tests.test_architecture import GROUND, MAY_IMPORT
 
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "ringreduce"
@@ -28,8 +27,8 @@ def section(title: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """Return the cells of each row of a table, without its head."""
-    lines = re.findall(r"^\| (.*) \|$", text, re.M)[1:]
-    return [[cell.strip() for cell in re.split(r"(?<= )\|(?= )|(?<= )\|$", x)] for x in lines]
+    lines = re.findall(r"^\|(.*)\|$", text, re.M)[2:]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
 
 
 def test_the_bug_of_the_first_ten_minutes_is_a_planted_one():
@@ -51,15 +50,6 @@ def test_the_files_that_a_page_names_exist(page):
 def test_the_list_of_packages_is_made_of_their_first_lines():
     printed = output_of([sys.executable, "-c", "import house; print(house.block())"], DOCS)
     assert f"<!-- house -->\n\n{printed}\n<!-- end -->" in PAGE
-
-
-def test_every_package_stands_in_the_list_with_what_it_may_import():
-    listed = {
-        head.strip("`"): {*below.split(", ")} - {""}
-        for head, _, below in rows(section("The house"))
-    }
-    packages = {name: below for name, below in MAY_IMPORT.items() if name != "__main__"}
-    assert packages | dict.fromkeys(GROUND, set()) | listed == listed
 
 
 def test_first_lines_are_short():
@@ -92,15 +82,7 @@ def test_a_step_of_a_walk_is_there(file, name):
 def test_every_step_of_a_walk_names_a_function():
     text = section("Walks")
     assert len(re.findall(r"^### ", text, re.M)) == 6
-    assert len(STEPS) == len(re.findall(r"^\d+\. ", text, re.M)) - len(OTHER_STEPS)
-    assert all(step in text for step in OTHER_STEPS)
-
-
-OTHER_STEPS = (
-    "5. Shrink: `calls/communicator.py:Communicator.shrink`",
-    "6. Or relaunch: `supervisor/elastic.py:ElasticSupervisor._fence`",
-)
-"""Steps that begin with the case in which they are made."""
+    assert len(STEPS) == len(re.findall(r"^\d+\. ", text, re.M))
 
 
 # --- what to run ----------------------------------------------------------------------------------
@@ -111,7 +93,7 @@ TABLE = rows(section("What to run when you changed what"))
 def test_every_package_has_a_row_of_what_to_run():
     changed = [name for row in TABLE for name in re.findall(r"`(\w+)`", row[0])]
     here = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert sorted(changed) == sorted(here - {"rendezvous"})
+    assert sorted(changed) == sorted(here)
 
 
 def test_what_to_run_is_there_and_has_its_command():
