@@ -71,8 +71,9 @@ def imported(package: str) -> set[str]:
     """Return what a package may import.  The public names import what they are the names of."""
     if package != PUBLIC:
         return architecture.MAY_IMPORT[package]
-    inner = architecture.imports()["ringreduce"] & architecture.SOURCES.keys()
+    names = architecture.imports_of("ringreduce", architecture.TREES["ringreduce"])
     users = {name for name in PACKAGES if PUBLIC in loaded(name)}
+    inner = names & architecture.SOURCES.keys()
     return {_package(module) for module in inner} - users - {PUBLIC, *GROUND}
 
 

@@ -1,1 +1,1 @@
-"""Start the ranks of a job, watch them, and decide what follows: all in the launcher's process."""
+"""Start the ranks of a job, watch them, and decide what follows, in the launcher's process."""

@@ -1,1 +1,1 @@
-"""Move bytes between ranks: over MPI, or among threads of one process."""
+"""Move bytes between ranks: by MPI, by sockets, or among threads of one process."""
