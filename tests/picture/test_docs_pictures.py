@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from ringreduce.picture.style import PALETTE, TINTS, in_dark, in_light
 from tests.support.mpi import ROOT, environment
-from tests.support.pictures import contrasts, groups, parse, placed, shapes, whole
+from tests.support.pictures import box, contrasts, groups, parse, placed, shapes, whole
 
 DOCS = ROOT / "docs"
 PICTURES = [path for path in sorted(DOCS.glob("*.svg")) if not path.stem.endswith("-dark")]
@@ -87,6 +88,12 @@ def test_every_box_of_the_ring_has_its_chunk_number() -> None:
     numbers = [t.text for t in parse((DOCS / "ring.svg").read_text()).iter("text")]
     # 7 states of 4 ranks.
     assert [numbers.count(str(chunk)) for chunk in range(4)] == [28] * 4
+
+
+def test_the_packages_in_the_house_stand_apart() -> None:
+    _, *boxes = map(box, parse((DOCS / "house.svg").read_text()).iter("rect"))
+    assert len(boxes) > 20
+    assert not any(one.meets(other) for one, other in combinations(boxes, 2))
 
 
 def test_the_animation_stops_if_the_reader_asks_for_that() -> None:
