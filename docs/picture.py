@@ -34,7 +34,7 @@ from ringreduce.picture.style import (
     in_dark,
 )
 from ringreduce.picture.svg import element, text
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import StepColumns
 from ringreduce.picture.words import title
 from ringreduce.schedules.schedule import Schedule
 
@@ -119,7 +119,7 @@ def ring() -> str:
     schedule = ring_schedule()
     held = states(schedule)
     last = len(held) - 1
-    words = title(schedule, Timeline.of(schedule), nodes=None)
+    words = title(schedule, StepColumns.of(schedule), nodes=None)
     width = corner(last, 0, 0)[0] + WIDE + 2 * MARGIN
     height = corner(0, RANKS, 0)[1] + 4
     elements = [
@@ -203,7 +203,7 @@ def ring_animated() -> str:
     schedule = ring_schedule()
     held = states(schedule)
     last = len(held) - 1
-    words = title(schedule, Timeline.of(schedule), nodes=None)
+    words = title(schedule, StepColumns.of(schedule), nodes=None)
     boxes = [
         box(*place(rank, chunk), chunk, len(ranks) / RANKS)
         for rank, chunks in enumerate(held[0])

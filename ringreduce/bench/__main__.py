@@ -20,7 +20,7 @@ from ringreduce.bench.fit import Fit, Point, fit
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
-from ringreduce.bench.table import Row, Table, digits
+from ringreduce.bench.table import SizeRow, Table, digits
 from ringreduce.bench.world import MPI
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import counted
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
         command = f"mpirun -n {world.size} {prog} {' '.join(given)}".strip()
         try:
             with LiveLine(sys.stdout) as live:
-                run = _Run(measurement, options, command, live)
+                run = _BenchRun(measurement, options, command, live)
                 run.measure()
         finally:
             measurement.close()
@@ -128,7 +128,7 @@ def _warm(comm: rr.Communicator, options: Options) -> None:
         call()
 
 
-class _Run:
+class _BenchRun:
     """One run on one rank; only rank 0 prints."""
 
     def __init__(
@@ -146,7 +146,7 @@ class _Run:
         self._print(*self._introduction())
         self._progress(0, len(counts))
         for done, timings in enumerate(self._measurement.run(), 1):
-            row = Row(self._measurement.algorithm(timings[0].nbytes), timings)
+            row = SizeRow(self._measurement.algorithm(timings[0].nbytes), timings)
             if table is None:
                 table = Table(self._options, self._world.size, row)
                 self._print(*_comment(*table.legend()), "#", *table.head())

@@ -45,7 +45,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchArguments:
     """The arguments that all contenders of one size share."""
 
     comm: Communicator
@@ -106,7 +106,7 @@ class Setting:
         return op
 
 
-def _all_reduce(at: Setting) -> list[Contender]:
+def _all_reduce(at: BenchArguments) -> list[Contender]:
     x, y, out = at.buffer(), at.buffer(), at.buffer()
     all_reduce = at.ours("all_reduce", op=at.op)
     contenders = [
@@ -122,7 +122,7 @@ def _all_reduce(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _reduce(at: Setting) -> list[Contender]:
+def _reduce(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, y, out = at.buffer(), at.buffer(), at.buffer()
     target, own = (out, y) if root else (None, None)
@@ -142,7 +142,7 @@ def _reduce(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _reduce_scatter(at: Setting) -> list[Contender]:
+def _reduce_scatter(at: BenchArguments) -> list[Contender]:
     x, out = at.buffer(), at.buffer(divided=True)
     reduce_scatter = at.ours("reduce_scatter", op=at.op)
     contenders = [
@@ -156,7 +156,7 @@ def _reduce_scatter(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _all_gather(at: Setting) -> list[Contender]:
+def _all_gather(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(divided=True), at.buffer(divided=True)
     out, into = at.buffer(), at.buffer()
     all_gather, of_mpi = at.ours("all_gather"), at.world.Allgather
@@ -167,7 +167,7 @@ def _all_gather(at: Setting) -> list[Contender]:
     ]
 
 
-def _gather(at: Setting) -> list[Contender]:
+def _gather(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, a = at.buffer(divided=True), at.buffer(divided=True)
     out, into = (at.buffer(), at.buffer()) if root else (None, None)
@@ -179,7 +179,7 @@ def _gather(at: Setting) -> list[Contender]:
     ]
 
 
-def _scatter(at: Setting) -> list[Contender]:
+def _scatter(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, a = at.buffer(), at.buffer()
     out, into = at.buffer(divided=True), at.buffer(divided=True)
@@ -195,7 +195,7 @@ def _scatter(at: Setting) -> list[Contender]:
     ]
 
 
-def _broadcast(at: Setting) -> list[Contender]:
+def _broadcast(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     broadcast, of_mpi, both = at.ours("broadcast"), at.world.Bcast, _as_bytes(a)
     return [
@@ -204,7 +204,7 @@ def _broadcast(at: Setting) -> list[Contender]:
     ]
 
 
-def _all_to_all(at: Setting) -> list[Contender]:
+def _all_to_all(at: BenchArguments) -> list[Contender]:
     x, a, out, into = (at.buffer() for _ in range(4))
     all_to_all, of_mpi = at.ours("all_to_all"), at.world.Alltoall
     sent, came = _as_bytes(a), _as_bytes(into)
@@ -219,7 +219,7 @@ def _as_bytes(array: np.ndarray) -> list[Any]:
     return [array.view(np.uint8), MPI.BYTE]
 
 
-def _barrier(at: Setting) -> list[Contender]:
+def _barrier(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     return [
         Contender(OURS, OUT_OF_PLACE, at.comm.barrier, x, None),
@@ -227,7 +227,7 @@ def _barrier(at: Setting) -> list[Contender]:
     ]
 
 
-_MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
+_MAKERS: dict[str, Callable[[BenchArguments], list[Contender]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -240,12 +240,12 @@ _MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
 }
 
 
-def contenders_of(collective: str, at: Setting) -> list[Contender]:
+def contenders_of(collective: str, at: BenchArguments) -> list[Contender]:
     """Return our contenders and MPI's for `collective`; ours alone if MPI lacks the op."""
     return [each for each in _MAKERS[collective](at) if HAS_MPI or each.name != "MPI"]
 
 
-def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.ndarray:
+def wanted(collective: str, inputs: Inputs, at: BenchArguments, iteration: int) -> np.ndarray:
     """The result of the whole array; each rank gets its part of it."""
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.bench.collectives import IN_PLACE
-from ringreduce.bench.contenders import Contender, Setting
+from ringreduce.bench.contenders import BenchArguments, Contender
 from ringreduce.bench.world import MPI
 
 _TIMEOUT = datetime.timedelta(seconds=60)
@@ -51,7 +51,7 @@ class Gloo:
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
         return cls(torch)
 
-    def contenders(self, at: Setting) -> list[Contender]:
+    def contenders(self, at: BenchArguments) -> list[Contender]:
         """Gloo's all-reduce, which is in place; none where Gloo lacks the op or the dtype."""
         name = _OPS.get(at.op)
         if name is None:

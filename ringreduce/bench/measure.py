@@ -14,7 +14,7 @@ import numpy as np
 
 from ringreduce import Communicator
 from ringreduce.bench.collectives import COLLECTIVES, OURS
-from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
+from ringreduce.bench.contenders import BenchArguments, Contender, contenders_of, wanted
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
@@ -89,7 +89,9 @@ class Measurement:
 
     def _size(self, count: int) -> list[Timing]:
         options = self.options
-        at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
+        at = BenchArguments(
+            self.comm, self.world, count, options.op, options.dtype, options.algorithm
+        )
         collective = COLLECTIVES[options.collective]
         contenders = contenders_of(options.collective, at)
         if not options.baselines:

@@ -1,7 +1,7 @@
 """Executables: plans that can be run, and the functions of the engine that they use.
 
-There are two kinds of executables, `ringreduce.messages.executor.Executable` and
-`ringreduce.shm.executable.Executable`.  The engine chooses one for each kind of call and then
+There are two kinds of executables, `ringreduce.messages.executor.MessageExecutable` and
+`ringreduce.shm.executable.ShmExecutable`.  The engine chooses one for each kind of call and then
 treats both alike.
 """
 

@@ -172,7 +172,7 @@ def _launch(kernel: cupy.RawKernel, count: int, *arguments: Array | float) -> No
         kernel((blocks,), (_THREADS,), (*arguments, np.int64(count)))
 
 
-class _Layout:
+class _Addresses:
     """The addresses of an array's elements, for NumPy, which reads none of the elements."""
 
     def __init__(self, array: Array) -> None:
@@ -186,7 +186,7 @@ class _Layout:
 
 
 def _layout(array: Array) -> np.ndarray:
-    return np.asarray(_Layout(array))
+    return np.asarray(_Addresses(array))
 
 
 class CudaMark:

@@ -45,7 +45,7 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 
 @dataclass(frozen=True)
-class Kind:
+class VectorKind:
     """The type of a vector."""
 
     element: ir.Type
@@ -67,12 +67,14 @@ class Kind:
 
 _FLOATS = {4: ir.FloatType(), 8: ir.DoubleType()}
 """The element types of vectors by bytes."""
-_BITS = Kind(ir.IntType(16), CHUNK // 2)
+_BITS = VectorKind(ir.IntType(16), CHUNK // 2)
 """A chunk of 16-bit floats, by their bits."""
-_PAIRS = Kind(ir.IntType(32), CHUNK // 4, signed=False)
+_PAIRS = VectorKind(ir.IntType(32), CHUNK // 4, signed=False)
 """A chunk of 16-bit floats, two in an element: the first float is in the lower half."""
-_SINGLES = Kind(ir.FloatType(), CHUNK // 4)
-_HALVES, _WIDE_HALVES = (Kind(element, CHUNK // 2) for element in (ir.HalfType(), ir.FloatType()))
+_SINGLES = VectorKind(ir.FloatType(), CHUNK // 4)
+_HALVES, _WIDE_HALVES = (
+    VectorKind(element, CHUNK // 2) for element in (ir.HalfType(), ir.FloatType())
+)
 
 
 class Mask:
@@ -84,7 +86,7 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         return Mask(self.builder, self.builder.or_(self.value, other.value))
 
-    def as_minus_one(self, kind: Kind) -> Vec:
+    def as_minus_one(self, kind: VectorKind) -> Vec:
         """Integers of `kind`: -1 where true, 0 where false."""
         return Vec(self.builder, self.builder.sext(self.value, kind.vector), kind)
 
@@ -95,7 +97,7 @@ class Vec:
     An int as the right operand stands for a vector with that number in every element.
     """
 
-    def __init__(self, builder: Builder, value: ir.Value, kind: Kind) -> None:
+    def __init__(self, builder: Builder, value: ir.Value, kind: VectorKind) -> None:
         self.builder, self.value, self.kind = builder, value, kind
 
     def __add__(self, other: Vec | int) -> Vec:
@@ -139,15 +141,15 @@ class Vec:
 
     # --- other kinds ---
 
-    def viewed(self, kind: Kind) -> Vec:
+    def viewed(self, kind: VectorKind) -> Vec:
         """View the same bits as a vector of `kind`."""
         return Vec(self.builder, self.builder.bitcast(self.value, kind.vector), kind)
 
-    def widened(self, kind: Kind) -> Vec:
+    def widened(self, kind: VectorKind) -> Vec:
         """Floats as longer floats, exactly."""
         return Vec(self.builder, self.builder.fpext(self.value, kind.vector), kind)
 
-    def rounded(self, kind: Kind) -> Vec:
+    def rounded(self, kind: VectorKind) -> Vec:
         """Floats as shorter floats, rounded to nearest, ties to even."""
         return Vec(self.builder, self.builder.fptrunc(self.value, kind.vector), kind)
 
@@ -169,7 +171,7 @@ class Vec:
         return other.value if isinstance(other, Vec) else _constant(self.kind, other)
 
 
-def _constant(kind: Kind, number: int) -> ir.Constant:
+def _constant(kind: VectorKind, number: int) -> ir.Constant:
     return ir.Constant(kind.vector, [number] * kind.lanes)
 
 
@@ -281,7 +283,7 @@ def _as_it_is(chunk: Vec) -> tuple[Vec, ...]:
 class Lanes:
     """Functions that combine chunks of one dtype by one operation."""
 
-    kind: Kind
+    kind: VectorKind
     """Kind of the vectors that are read and written."""
     combine: Combine
     """Combines two vectors that `widen` has made, into one of their kind."""
@@ -299,7 +301,7 @@ def lanes_of(op: str, dtype: np.dtype) -> Lanes | None:
         return _lanes_of_16_bits(op, dtype.name)
     combine = (_OF_FLOATS if dtype.kind == "f" else _OF_INTEGERS).get(op)
     element = _FLOATS[dtype.itemsize] if dtype.kind == "f" else ir.IntType(8 * dtype.itemsize)
-    kind = Kind(element, CHUNK // dtype.itemsize, signed=dtype.kind != "u")
+    kind = VectorKind(element, CHUNK // dtype.itemsize, signed=dtype.kind != "u")
     return combine and Lanes(kind, combine)
 
 

@@ -23,7 +23,7 @@ from ringreduce.topology import Nodes, parse_nodes
 
 
 @dataclass(frozen=True)
-class Request:
+class ExplainRequest:
     """A call to explain, and the output that is wanted.  Raises ValueError for a wrong field."""
 
     ranks: int
@@ -128,12 +128,12 @@ class Case:
     A schedule that is wrong may have no price, so prices are computed when they are used.
     """
 
-    request: Request
+    request: ExplainRequest
     config: Config
     """The settings of a communicator that runs the call."""
 
     @classmethod
-    def of(cls, request: Request) -> Case:
+    def of(cls, request: ExplainRequest) -> Case:
         one_node = len(request.layout) == 1
         memory = memory_of_job(request.ranks, request.transport) if one_node else None
         return cls(request, Config(memory=memory))

@@ -30,7 +30,7 @@ from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 
 if TYPE_CHECKING:
-    from ringreduce.launch.case import PipelineRequest, Request
+    from ringreduce.launch.case import ExplainRequest, PipelineRequest
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
@@ -153,14 +153,14 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         timer.cancel()
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> ExplainRequest:
     """Return the request for a collective.  Raises ValueError for a wrong option."""
-    from ringreduce.launch.case import Request
+    from ringreduce.launch.case import ExplainRequest
 
     if options.ranks is None and not options.nodes:
         raise ValueError("how many ranks? --ranks 8, or --nodes 3,1,4")
     ranks = sum(options.nodes) if options.ranks is None else options.ranks
-    return Request(**elastic_options.fields_of(Request, options) | {"ranks": ranks})
+    return ExplainRequest(**elastic_options.fields_of(ExplainRequest, options) | {"ranks": ranks})
 
 
 def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
@@ -312,7 +312,7 @@ def _check_is_there(program: str, module: bool) -> None:
         raise ValueError(f"{program} is a folder without a __main__.py; name a script in it")
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A parser whose error for an unknown command names the command that is closest."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -325,7 +325,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of the commands."""
-    parser = _Parser(prog="ringreduce", allow_abbrev=False)
+    parser = _CommandParser(prog="ringreduce", allow_abbrev=False)
     parser.add_argument(
         "--version", action="version", version=f"ringreduce {ringreduce.__version__}"
     )

@@ -22,7 +22,7 @@ from pathlib import Path
 from ringreduce.colours import Colours
 from ringreduce.cores import quota, usable
 from ringreduce.errors import counted
-from ringreduce.launch.probe import Answer, answer_of, ask, command
+from ringreduce.launch.probe import ProbeResult, answer_of, ask, command
 from ringreduce.launch.sections import wrapped
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
@@ -163,7 +163,7 @@ def mpi() -> Iterable[Finding]:
     yield from level_findings(answer, _why_not_elastic(), mpiexec)
 
 
-def job_findings(answer: Answer) -> Iterable[Finding]:
+def job_findings(answer: ProbeResult) -> Iterable[Finding]:
     """Yield the findings of the answer of a job of two ranks about their MPI."""
     if not answer.lines:
         advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
@@ -181,7 +181,7 @@ def job_findings(answer: Answer) -> Iterable[Finding]:
     yield Finding("thread level", level, advice)
 
 
-def level_findings(answer: Answer, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
+def level_findings(answer: ProbeResult, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
     """Yield for each level of recovery what it does; or that it does not hold here, and why not.
 
     `answer` is that of two probes `shrink`, started with fault tolerance if `mpiexec` has it.
@@ -206,7 +206,7 @@ def level_findings(answer: Answer, problem: Problem, mpiexec: Mpiexec) -> Iterab
     yield Finding("level 3", handover)
 
 
-def _why_not_live(answer: Answer) -> str:
+def _why_not_live(answer: ProbeResult) -> str:
     """Return why ranks cannot go on in their processes after a loss; "" if they can."""
     if not answer.lines:
         return f"no job of 2 ranks runs with fault tolerance: {answer.complaint}"
@@ -271,7 +271,7 @@ def _read_sibling() -> tuple[str, str]:
     return error, works and f"{works}, as ranks allow it to each other (ptrace_scope 1)"
 
 
-def _what_works(answer: Answer) -> tuple[str, str]:
+def _what_works(answer: ProbeResult) -> tuple[str, str]:
     if error := _read_error(answer):
         return error, ""
     if not answer.lines[0].get("writes", True):
@@ -279,7 +279,7 @@ def _what_works(answer: Answer) -> tuple[str, str]:
     return "", "process_vm_readv and process_vm_writev work"
 
 
-def _read_error(answer: Answer) -> str:
+def _read_error(answer: ProbeResult) -> str:
     return str(answer.lines[0]["error"]) if answer.lines else answer.complaint
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ringreduce.colours import Colours
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
-from ringreduce.launch.case import Case, PipelineRequest, Request
+from ringreduce.launch.case import Case, ExplainRequest, PipelineRequest
 from ringreduce.launch.host import VariableError
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
@@ -38,7 +38,7 @@ _LONGEST_RANKS = 24
 """The most characters of a list of ranks."""
 
 
-def main(request: Request | PipelineRequest) -> int:
+def main(request: ExplainRequest | PipelineRequest) -> int:
     """Print the explanation and write the pictures.  Returns the exit code.
 
     Before a code other than 0 it prints the reason.

@@ -35,14 +35,14 @@ _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """The JSON lines that a probe printed, and, if it failed, the last line of its stderr."""
 
     lines: Sequence[dict[str, Any]]
     complaint: str = ""
 
 
-def ask(*arguments: str) -> Answer:
+def ask(*arguments: str) -> ProbeResult:
     """Run the probe with these arguments to its end."""
     return answer_of(command(*arguments))
 
@@ -52,17 +52,17 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "ringreduce.launch.probe", *arguments]
 
 
-def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Answer:
+def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ProbeResult:
     """Run the command line of a probe.  The answer has lines only if the exit code is 0."""
     try:
         ended = answered(argv, environment)
     except subprocess.TimeoutExpired as error:
-        return Answer((), f"no answer within {error.timeout:g} s")
+        return ProbeResult((), f"no answer within {error.timeout:g} s")
     if ended.returncode == 0:
         lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        return Answer([json.loads(line) for line in lines])
+        return ProbeResult([json.loads(line) for line in lines])
     complaints = [line for line in ended.stderr.splitlines() if line.strip()]
-    return Answer((), complaints[-1] if complaints else f"exit code {ended.returncode}")
+    return ProbeResult((), complaints[-1] if complaints else f"exit code {ended.returncode}")
 
 
 # --- the probes -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import numpy as np
 
 from ringreduce.errors import RingReduceError, counted
 from ringreduce.picture import output
-from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
+from ringreduce.picture.lanes import Lane, LaneBar, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
 from ringreduce.terminal import print_error
@@ -211,7 +211,7 @@ def draw(ranks: Ranks) -> str:
     return draw_lanes([chart], fills, arrows=[])
 
 
-def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[Bar]:
+def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[LaneBar]:
     """Yield the bars of a rank: at each time the block or call that has begun last.
 
     While a rank waits, or does nothing, its asynchronous call is seen.
@@ -231,4 +231,4 @@ def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[Bar]:
         if event is not None:
             words = f"{event['name']}: {event['dur'] / 1e6:.3g} ms"
             times = (from_ - begin) / 1e6, (to - begin) / 1e6
-            yield Bar(*times, event["name"], TINTS[event["cat"] != "span"], words)
+            yield LaneBar(*times, event["name"], TINTS[event["cat"] != "span"], words)

@@ -25,7 +25,7 @@ from ringreduce.planning.operations import (
     OUTPUT,
     SCRATCH,
     Copy,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -234,7 +234,7 @@ class Binder:
             if fold.finishes and self.arithmetic.divide is not None:
                 step.acts.append(partial(self.arithmetic.divide, into))
 
-    def send(self, message: Message, step: BoundStep) -> None:
+    def send(self, message: PlannedMessage, step: BoundStep) -> None:
         if message.signature == INSIDE:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
@@ -250,7 +250,11 @@ class Binder:
         step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
+        self,
+        message: PlannedMessage,
+        step: BoundStep,
+        last: BoundStep,
+        operands: dict[Span, memoryview],
     ) -> None:
         if message.signature is None:
             self.add_recv(message, self._plain(message.span), last)
@@ -264,12 +268,12 @@ class Binder:
                 operands[message.span] = payload
         step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
-    def add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
+    def add_send(self, message: PlannedMessage, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.sender(message.peer, self.flow.slice, buffer)
         step.sends.append((message.peer, request))
         return request
 
-    def add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
+    def add_recv(self, message: PlannedMessage, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.receiver(message.peer, self.flow.slice, buffer)
         step.recvs.append((message.peer, request))
         return request
@@ -284,7 +288,7 @@ class Binder:
         """View data that were received with a signature as an array."""
         return np.frombuffer(payload, self.dtype)
 
-    def _landing(self, message: Message) -> tuple[memoryview, memoryview]:
+    def _landing(self, message: PlannedMessage) -> tuple[memoryview, memoryview]:
         """Allocate memory for a message with a signature, long enough for any such message."""
         inside = message.span if message.signature == INSIDE else Span(SCRATCH, 0, 0)
         return self._signed(inside, INSIDE_BYTES)

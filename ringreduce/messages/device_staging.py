@@ -19,7 +19,7 @@ from ringreduce.planning.operations import (
     BESIDE,
     INSIDE,
     INSIDE_BYTES,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -39,7 +39,7 @@ class Block:
     """Reached when the latest copy from or to the block is complete."""
 
 
-class Blocks:
+class PinnedBuffers:
     """The blocks of one slot: its flows run one after another, and all use these blocks."""
 
     def __init__(self, stream: Stream) -> None:
@@ -180,7 +180,7 @@ class StagingBinder(Binder):
         transport: Transport,
         device: Device,
         arithmetic: Arithmetic,
-        blocks: Blocks,
+        blocks: PinnedBuffers,
     ) -> None:
         super().__init__(flow, memory, itemsize, transport, device, arithmetic)
         assert device.stream is not None
@@ -205,7 +205,7 @@ class StagingBinder(Binder):
         if not planned.more_parts:
             self._outboxes, self._taken = [], 0
 
-    def send(self, message: Message, step: BoundStep) -> None:
+    def send(self, message: PlannedMessage, step: BoundStep) -> None:
         own = memoryview(bytearray(HEADER_BYTES))
         if message.signature is not None:
             self.flow.own_signatures.append(own)
@@ -219,7 +219,11 @@ class StagingBinder(Binder):
         step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
+        self,
+        message: PlannedMessage,
+        step: BoundStep,
+        last: BoundStep,
+        operands: dict[Span, memoryview],
     ) -> None:
         """Bind a receive: data are copied from the block to their span before any fold."""
         if message.signature == INSIDE:
@@ -234,7 +238,7 @@ class StagingBinder(Binder):
             self._recvs.append((last, Staged(request, block, host, self._on_device(message.span))))
         step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
-    def _recv_signed(self, message: Message, step: BoundStep) -> None:
+    def _recv_signed(self, message: PlannedMessage, step: BoundStep) -> None:
         """Bind a receive with a signature inside: copied to the device after its comparison."""
         block, host, buffer = self._block(message.span, HEADER_BYTES, INSIDE_BYTES)
         step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
@@ -268,7 +272,7 @@ def bind_staging(
     transport: Transport,
     device: Device,
     arithmetic: Arithmetic,
-    blocks: Blocks,
+    blocks: PinnedBuffers,
     index: int,
     slot: int,
 ) -> Flow:

@@ -21,7 +21,7 @@ _MOST_UNROLLED = 128
 """Messages of an unrolled flow: compiling it takes more than in proportion to their number."""
 
 
-class Executable:
+class MessageExecutable:
     """A plan that is run by messages; see `ringreduce.control.executable.Executable`.
 
     A small plan has one flow, in memory of its own (`Task.staged_bytes`).  A plan that is bound

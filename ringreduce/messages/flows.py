@@ -14,7 +14,7 @@ from typing import Any
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Arithmetic, Flow, bind
-from ringreduce.messages.device_staging import Blocks, bind_staging
+from ringreduce.messages.device_staging import PinnedBuffers, bind_staging
 from ringreduce.planning.plan import Plan
 from ringreduce.transports.base import Transport
 
@@ -58,7 +58,7 @@ class FlowCache:
         """Messages of the flows in `_by_address`."""
         self._scratch: dict[tuple[Device, int], Any] = {}
         """Scratch memory by device and slot."""
-        self._blocks: dict[tuple[Device, int], Blocks] = {}
+        self._blocks: dict[tuple[Device, int], PinnedBuffers] = {}
         """Pinned host memory by device and slot, for devices that have a stream."""
         self.sent: Counter[int] = Counter()
         """Messages ever sent to each peer, as far as they have been counted."""
@@ -76,7 +76,7 @@ class FlowCache:
         else:
             blocks = self._blocks.get((device, slot))
             if blocks is None:
-                blocks = self._blocks[device, slot] = Blocks(device.stream)
+                blocks = self._blocks[device, slot] = PinnedBuffers(device.stream)
             flow = bind_staging(*bound_to, blocks, index, slot)
         self._flows.add(flow)
         return flow

@@ -1,8 +1,8 @@
 """Draw amounts as horizontal bars, in groups on one scale, each with its name and its value.
 
 >>> from ringreduce.picture.style import BLUE, ORANGE
->>> group = Group("4 ranks", [Bar("ours", 2.0, "2 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)])
->>> svg = draw_bars("Half the memory", "measured on 4 ranks", [group])
+>>> bars = [Bar("ours", 2.0, "2 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)]
+>>> svg = draw_bars("Half the memory", "measured on 4 ranks", [BarGroup("4 ranks", bars)])
 >>> svg.count('class="bar"'), ">2 MiB</text>" in svg
 (2, True)
 """
@@ -43,14 +43,14 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Group:
+class BarGroup:
     """Bars with a name in common."""
 
     name: str
     bars: Sequence[Bar]
 
 
-def draw_bars(title: str, facts: str, groups: Sequence[Group]) -> str:
+def draw_bars(title: str, facts: str, groups: Sequence[BarGroup]) -> str:
     """Return an SVG document: `title` says what was found, `facts` where and how.
 
     All bars are on one scale, from 0 to the largest value.

@@ -117,7 +117,7 @@ def chart(
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         left, top = MARGIN + column * (width + _GAP), y + row * row_height
-        elements += _Drawn(panel, left, top, width, panel_height).elements()
+        elements += _PanelDrawing(panel, left, top, width, panel_height).elements()
     height = y + -(-len(panels) // columns) * row_height + MARGIN / 2
     return document(WIDTH, height, title, elements)
 
@@ -168,7 +168,7 @@ class _Frame(NamedTuple):
     bottom: float
 
 
-class _Drawn:
+class _PanelDrawing:
     """A panel at its place in the picture."""
 
     def __init__(self, panel: Panel, left: float, top: float, width: float, height: float) -> None:

@@ -23,7 +23,7 @@ from ringreduce.picture.style import (
     document,
 )
 from ringreduce.picture.svg import element, text, text_width, tooltip
-from ringreduce.picture.timeline import Nodes, Timeline
+from ringreduce.picture.timeline import Nodes, StepColumns
 from ringreduce.picture.words import facts, title
 from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
@@ -46,7 +46,7 @@ class Drawing:
         _check(schedule, nodes, follow)
         self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
         self._total = sum(schedule.weights) or 1
-        self._timeline = Timeline.of(schedule)
+        self._timeline = StepColumns.of(schedule)
         self._paints = Paints(len(schedule.weights), self._timeline, nodes)
         self._title = title(schedule, self._timeline, nodes, follow)
         self._facts = facts(schedule, nodes, self._timeline)

@@ -3,7 +3,7 @@
 Several charts in one picture are below each other, on one scale of time.
 
 >>> from ringreduce.picture.style import BLUE
->>> bars = [Bar(0.0, 1.0, "F0", BLUE, "forward"), Bar(3.0, 4.0, "B0", BLUE, "backward")]
+>>> bars = [LaneBar(0.0, 1.0, "F0", BLUE, "forward"), LaneBar(3.0, 4.0, "B0", BLUE, "backward")]
 >>> chart = LaneChart("Half of the time is idle", "1 rank", [Lane("rank 0", bars)], arrows=[])
 >>> svg = draw_lanes([chart], fills=[Sample(BLUE, "work")], arrows=[])
 >>> "50 %" in svg, svg.count('class="bar"')
@@ -51,7 +51,7 @@ _STUB = 11.0
 
 
 @dataclass(frozen=True)
-class Bar:
+class LaneBar:
     """What a rank does from `begin` to `end`."""
 
     begin: float
@@ -68,11 +68,11 @@ class Lane:
     """A rank, and what it does, in order."""
 
     name: str
-    bars: Sequence[Bar]
+    bars: Sequence[LaneBar]
 
 
 @dataclass(frozen=True)
-class Arrow:
+class LaneArrow:
     """A message from a lane to a lane, each at its time.
 
     If the lanes are not neighbours, they must be the first and the last one.  The arrow then leaves
@@ -94,7 +94,7 @@ class LaneChart:
     title: str
     facts: str
     lanes: Sequence[Lane]
-    arrows: Sequence[Arrow]
+    arrows: Sequence[LaneArrow]
 
     @property
     def time(self) -> float:
@@ -129,7 +129,7 @@ def draw_lanes(
     elements: list[str] = []
     y = 0.0
     for chart in charts:
-        drawn = _Drawn(chart, y, scale, time)
+        drawn = _LaneDrawing(chart, y, scale, time)
         elements += drawn.elements()
         y = drawn.bottom
     wide = MARGIN + NAME_WIDTH + width + _SHARE_WIDTH + MARGIN
@@ -151,11 +151,11 @@ def _needed(chart: LaneChart) -> float:
     )
 
 
-def _label_width(bar: Bar) -> float:
+def _label_width(bar: LaneBar) -> float:
     return max(text_width(line, _LABEL_SIZE) for line in bar.label.split("\n"))
 
 
-class _Drawn:
+class _LaneDrawing:
     """A chart at its place in the picture; `top` is the y above its words."""
 
     def __init__(self, chart: LaneChart, top: float, scale: float, time: float) -> None:
@@ -212,7 +212,7 @@ class _Drawn:
         middle, time = self._y(number) + _LANE / 2 + 4, self._chart.time
         yield text(self._left - 10, middle, lane.name, NAME_SIZE, text_anchor="end")
         end, idle = 0.0, 0.0
-        for bar in [*lane.bars, Bar(time, time, "", "", "")]:
+        for bar in [*lane.bars, LaneBar(time, time, "", "", "")]:
             idle += bar.begin - end
             yield from self._share(number, end, bar.begin)
             end = bar.end
@@ -221,7 +221,7 @@ class _Drawn:
         share = f"{_percent(idle / time if time else 0.0)} idle"
         yield text(self._x(time) + 10, middle, share, NUMBER_SIZE, fill=FAINT)
 
-    def _bar(self, number: int, bar: Bar) -> str:
+    def _bar(self, number: int, bar: LaneBar) -> str:
         width = (bar.end - bar.begin) * self._scale
         y = self._y(number)
         rect = element(
@@ -235,7 +235,7 @@ class _Drawn:
         )
         return element("g", tooltip(bar.words) + rect + self._label(bar, y), class_="bar")
 
-    def _label(self, bar: Bar, top: float) -> str:
+    def _label(self, bar: LaneBar, top: float) -> str:
         """Return the lines of the label of a bar, if the bar is wide enough."""
         width = (bar.end - bar.begin) * self._scale
         if _label_width(bar) + _LABEL_PAD / 2 > width:
@@ -256,7 +256,7 @@ class _Drawn:
             x, y = self._x((begin + end) / 2), self._y(number) + _LANE / 2 + 3.5
             yield text(x, y, words, _LABEL_SIZE, fill=FAINT, text_anchor="middle", class_="idle")
 
-    def _arrow(self, arrow: Arrow) -> str:
+    def _arrow(self, arrow: LaneArrow) -> str:
         """Return a curve that begins and ends upright, and its head; or two lines with heads."""
         (source, sent), (target, received) = arrow.sender, arrow.receiver
         leaves = abs(target - source) > 1

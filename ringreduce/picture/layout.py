@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringreduce.picture.style import MARGIN
-from ringreduce.picture.timeline import Nodes, Timeline
-from ringreduce.schedules.matching import Message, Place
+from ringreduce.picture.timeline import Nodes, StepColumns
+from ringreduce.schedules.matching import Message, RankStep
 
 TOP = 106.0
 NAME_WIDTH = 64.0
@@ -42,7 +42,7 @@ class Layout:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: StepColumns,
         nodes: Nodes,
         *,
         framed: bool,
@@ -109,7 +109,7 @@ class Layout:
         ]
 
     def _ports(
-        self, here: Callable[[Message], Place], there: Callable[[Message], Place]
+        self, here: Callable[[Message], RankStep], there: Callable[[Message], RankStep]
     ) -> dict[Message, tuple[float, float]]:
         """Return each message's y in the lane of its rank `here`, and the height that it has.
 

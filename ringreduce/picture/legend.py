@@ -9,7 +9,7 @@ from ringreduce.picture.marks import LARGEST_HEAD, head, line
 from ringreduce.picture.palette import Paints
 from ringreduce.picture.style import FAINT, LANE, PALETTE
 from ringreduce.picture.svg import element, text, text_width
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.timeline import StepColumns
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
@@ -25,7 +25,7 @@ _Sample = Callable[[float, float], str]
 
 
 def legend(
-    schedule: Schedule, timeline: Timeline, paints: Paints, width: float
+    schedule: Schedule, timeline: StepColumns, paints: Paints, width: float
 ) -> tuple[list[str], float]:
     """Return the legend's elements, from (0, 0) down and `width` wide, and their height."""
     elements: list[str] = []
@@ -43,7 +43,7 @@ def legend(
     return elements, y + _ROW / 2
 
 
-def _entries(schedule: Schedule, timeline: Timeline) -> Iterator[tuple[_Sample, str]]:
+def _entries(schedule: Schedule, timeline: StepColumns) -> Iterator[tuple[_Sample, str]]:
     """Yield a sample and its meaning for each kind of element that this picture has."""
     carrying = [message for message in timeline.messages if message.chunks]
     if any(message.reduce for message in carrying):

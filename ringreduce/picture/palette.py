@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from ringreduce.picture.style import FAINT, PALETTE
 from ringreduce.picture.svg import element
-from ringreduce.picture.timeline import Nodes, Timeline
+from ringreduce.picture.timeline import Nodes, StepColumns
 from ringreduce.schedules.schedule import Chunks, chunk_of
 
 
@@ -23,7 +23,7 @@ def in_parts(chunks: int) -> list[int]:
     return [chunk * colours // chunks for chunk in range(chunks)]
 
 
-def in_rails(chunks: int, timeline: Timeline, nodes: Nodes | None) -> list[int] | None:
+def in_rails(chunks: int, timeline: StepColumns, nodes: Nodes | None) -> list[int] | None:
     """Return the rail of each chunk, numbered in the order of their chunks.
 
     Chunks on one rail cross between nodes from and to the same ranks.  Returns None if there is
@@ -43,7 +43,7 @@ def in_rails(chunks: int, timeline: Timeline, nodes: Nodes | None) -> list[int] 
 class Paints:
     """The paint of messages: the colour of their chunks, or a gradient through several colours."""
 
-    def __init__(self, chunks: int, timeline: Timeline, nodes: Nodes | None) -> None:
+    def __init__(self, chunks: int, timeline: StepColumns, nodes: Nodes | None) -> None:
         rails = in_rails(chunks, timeline, nodes)
         self.has_rails = rails is not None
         self.numbers = rails if rails is not None else in_parts(chunks)

@@ -1,7 +1,7 @@
 """The times of steps and messages, if every message takes one column and no rank is late.
 
 >>> from ringreduce.algorithms import build
->>> timeline = Timeline.of(build("all_reduce", "ring", nodes=[[0, 1, 2]]))
+>>> timeline = StepColumns.of(build("all_reduce", "ring", nodes=[[0, 1, 2]]))
 >>> timeline.columns, len(timeline.messages)
 (4, 12)
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ringreduce.schedules.matching import Message, Place, match, other_end, posts, progress
+from ringreduce.schedules.matching import Message, RankStep, match, other_end, posts, progress
 from ringreduce.schedules.schedule import Schedule
 
 Nodes = Sequence[Sequence[int]]
@@ -19,7 +19,7 @@ Nodes = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Timeline:
+class StepColumns:
     """The columns of a schedule's steps and messages.
 
     A message is in the first column in which both its ranks have entered their steps.  A step lasts
@@ -32,14 +32,14 @@ class Timeline:
     """Message -> its column."""
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Timeline:
+    def of(cls, schedule: Schedule) -> StepColumns:
         """Make the timeline.  Raises ScheduleError for unmatched messages and deadlocks."""
         ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
         messages: dict[Message, int] = {}
         posted = posts(match(ranks))
         borders: list[list[int]] = [[] for _ in ranks]
         for place in progress(ranks, posted):
-            before = posted.get(Place(place.rank, place.step - 1), ())
+            before = posted.get(RankStep(place.rank, place.step - 1), ())
             begun = borders[place.rank][-1] + 1 if place.step else 0
             borders[place.rank].append(max([begun, *(messages[m] + 1 for m in before)]))
             for message in posted.get(place, ()):

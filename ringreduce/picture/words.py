@@ -2,10 +2,10 @@
 
 >>> from ringreduce.algorithms import build
 >>> schedule = build("all_reduce", "ring", nodes=[[0, 1, 2, 3]])
->>> title(schedule, Timeline.of(schedule), nodes=None)
+>>> title(schedule, StepColumns.of(schedule), nodes=None)
 'all_reduce · ring: each rank sends 1.5 times the array in 6 steps'
 >>> nodes = [[0, 1], [2, 3]]
->>> title(schedule, Timeline.of(schedule), nodes)
+>>> title(schedule, StepColumns.of(schedule), nodes)
 'all_reduce · ring: 3 times the array crosses between nodes, in 6 steps'
 """
 
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.errors import counted
-from ringreduce.picture.timeline import Nodes, Timeline
+from ringreduce.picture.timeline import Nodes, StepColumns
 from ringreduce.schedules.matching import Message
 from ringreduce.schedules.schedule import Schedule, chunk_of
 
 
 def title(
-    schedule: Schedule, timeline: Timeline, nodes: Nodes | None, follow: int | None = None
+    schedule: Schedule, timeline: StepColumns, nodes: Nodes | None, follow: int | None = None
 ) -> str:
     """Return the name of the schedule, and how much of the array its messages carry.
 
@@ -53,7 +53,7 @@ def title(
     return f"{name}: {who} sends {_arrays(max(sent), schedule)} in {steps}"
 
 
-def facts(schedule: Schedule, nodes: Nodes | None, timeline: Timeline) -> str:
+def facts(schedule: Schedule, nodes: Nodes | None, timeline: StepColumns) -> str:
     """Return text such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
     where = f" on {nodes_text([len(node) for node in nodes])}" if nodes else ""
     return " · ".join(

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.definition import PipelineSchedule
-from ringreduce.schedules.matching import Place, Vocabulary
+from ringreduce.schedules.matching import RankStep, Vocabulary
 from ringreduce.schedules.schedule import Chunks, Recv, Send, Step
 
 FORWARD, BACKWARD = 0, 1
@@ -149,7 +149,7 @@ def input_of(action: Action, stages: int) -> Payload | None:
 def vocabulary(acts: Sequence[Sequence[Action]]) -> Vocabulary:
     """Return the flows of the messages, and the words of errors, for the actions of all ranks."""
 
-    def when(place: Place, sends: bool) -> str:
+    def when(place: RankStep, sends: bool) -> str:
         here = acts[place.rank]
         return f"after {here[place.step - 1]}" if sends else f"before {here[place.step]}"
 
@@ -161,5 +161,5 @@ def vocabulary(acts: Sequence[Sequence[Action]]) -> Vocabulary:
         chunks=chunks,
         when=when,
         subject=lambda place, sends: f"rank {place.rank} {when(place, sends)}",
-        mark=lambda place, sends: Place(place.rank, place.step - sends),
+        mark=lambda place, sends: RankStep(place.rank, place.step - sends),
     )

@@ -12,7 +12,7 @@ PAGE_BYTES = 4 << 10
 """Bytes of a page: the kernel reads and writes other processes' memory by pages."""
 
 
-class Place(NamedTuple):
+class Operand(NamedTuple):
     """Bytes of a buffer from an offset on."""
 
     rank: int
@@ -22,7 +22,7 @@ class Place(NamedTuple):
     offset: int
     """Offset of the first byte."""
 
-    def after(self, nbytes: int) -> Place:
+    def after(self, nbytes: int) -> Operand:
         """Return the place behind the first `nbytes`."""
         return self._replace(offset=self.offset + nbytes) if nbytes else self
 
@@ -42,7 +42,7 @@ class Post(NamedTuple):
     """Publish this rank's part of a round."""
 
     round: int
-    exposes: Place | None = None
+    exposes: Operand | None = None
     """Memory that peers read in place of the slot, if this buffer of the rank is shared memory."""
 
 
@@ -61,8 +61,8 @@ class Wait(NamedTuple):
 class CopyBytes(NamedTuple):
     """``into = source``; a rank may write to OUTPUT of a peer."""
 
-    into: Place
-    source: Place
+    into: Operand
+    source: Operand
     nbytes: int
     unless_shared: int | None = None
     """INPUT or OUTPUT: copy nothing if this buffer of the rank is shared memory."""
@@ -71,17 +71,17 @@ class CopyBytes(NamedTuple):
 class Reduce(NamedTuple):
     """``into`` = the sources, reduced from left to right."""
 
-    into: Place
-    sources: tuple[Place, ...]
+    into: Operand
+    sources: tuple[Operand, ...]
     """Two or more."""
     nbytes: int
     finishes: bool
     """Whether the result has all contributions; a mean is divided then."""
-    direct: tuple[Place, ...] = ()
+    direct: tuple[Operand, ...] = ()
     """Places in OUTPUT of peers: the result is written to those that are shared memory."""
     writes_private: bool = False
     """Whether the result is written to the other ones of these places, too."""
-    staged: Place | None = None
+    staged: Operand | None = None
     """Place in this rank's slot for the result, unless all readers were written directly."""
     readers: int = 0
     """Number of ranks that read the result; 0 if it is single-copy."""

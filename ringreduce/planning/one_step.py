@@ -18,7 +18,7 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
-    Place,
+    Operand,
     Post,
     Wait,
     pushed_bytes,
@@ -28,7 +28,7 @@ from ringreduce.planning.operations import (
     OUTPUT,
     SCRATCH,
     Copy,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -146,22 +146,22 @@ class Moves:
             start = offsets[chunk] + begin[chunk]
             return Span(buffer, start, start + counts[chunk])
 
-        recvs: list[Message] = []
+        recvs: list[PlannedMessage] = []
         for peer, chunk, _ in step.recvs[rank]:
             recvs += self._messages(peer, span(OUTPUT, chunk), segment_bytes)
-        sends: list[Message] = []
+        sends: list[PlannedMessage] = []
         for peer, chunk in step.sends[rank]:
             sends += self._messages(peer, span(INPUT, chunk), segment_bytes)
         kept = [chunk for chunk in step.kept[rank] if counts[chunk]]
         copies = tuple(Copy(span(INPUT, chunk), span(OUTPUT, chunk)) for chunk in kept)
         return PlannedSlice((PlannedStep(0, (), tuple(recvs), tuple(sends), ()),), copies, 0)
 
-    def _messages(self, peer: int, span: Span, segment_bytes: int) -> Iterator[Message]:
+    def _messages(self, peer: int, span: Span, segment_bytes: int) -> Iterator[PlannedMessage]:
         buffer, begin, end = span
         segment = max(1, segment_bytes // self._itemsize)
         for start, stop in cut_in_segments(end - begin, segment):
             signature = None if start else place_of_signature((stop - start) * self._itemsize)
-            yield Message(peer, Span(buffer, begin + start, begin + stop), signature)
+            yield PlannedMessage(peer, Span(buffer, begin + start, begin + stop), signature)
 
     # --- shared memory ---
 
@@ -223,8 +223,8 @@ class Moves:
 
         def copy(into: int, owner: int, source: int, target_rank: int = rank) -> CopyBytes:
             target_offset, source_offset, nbytes = next(numbers)
-            target = Place(target_rank, into, target_offset)
-            return CopyBytes(target, Place(owner, source, source_offset), nbytes)
+            target = Operand(target_rank, into, target_offset)
+            return CopyBytes(target, Operand(owner, source, source_offset), nbytes)
 
         made: list[Instruction] = [FreeSlot(1, found.staged_bytes[rank])]
         if not single_copy:

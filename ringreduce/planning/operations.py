@@ -30,7 +30,7 @@ that a peer sends in a slice is at most this long, plus the signature.
 """
 
 
-class Message(NamedTuple):
+class PlannedMessage(NamedTuple):
     """One message.  The first message of an ordered pair in a slice carries the signature."""
 
     peer: int
@@ -70,8 +70,8 @@ class PlannedStep:
     """The number of the step in the schedule."""
     packs: tuple[Copy, ...]
     """Copies to scratch, made before the sends, of chunks that are sent but are not contiguous."""
-    recvs: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    recvs: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
     folds: tuple[Fold, ...]
     more_parts: bool = False
     """Whether another part of the same step follows."""

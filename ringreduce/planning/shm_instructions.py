@@ -30,7 +30,7 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
-    Place,
+    Operand,
     Post,
     Reduce,
     Wait,
@@ -286,11 +286,11 @@ class _Table:
             yield peer, sends[taken[peer]].span, message.span
             taken[peer] += 1
 
-    def in_slot(self, rank: int, index: int, span: Span) -> Place:
-        return Place(rank, SLOT, self._in_slot[rank, index].get(span, 0))
+    def in_slot(self, rank: int, index: int, span: Span) -> Operand:
+        return Operand(rank, SLOT, self._in_slot[rank, index].get(span, 0))
 
-    def place(self, rank: int, span: Span) -> Place:
-        return Place(rank, span.buffer, span.start * self.itemsize)
+    def place(self, rank: int, span: Span) -> Operand:
+        return Operand(rank, span.buffer, span.start * self.itemsize)
 
     def nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
@@ -392,7 +392,7 @@ class _Writer:
 
     def _receive(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
-        operands: dict[Span, Place] = {}
+        operands: dict[Span, Operand] = {}
         for peer, sent, received in table.received(rank, step.index):
             if self._read_in[peer] < number:
                 self._read_in[peer] = self._waited_for[peer] = number
@@ -426,7 +426,9 @@ class _Writer:
                 if sender == rank and nbytes:
                     yield CopyBytes(table.place(peer, received), table.place(rank, sent), nbytes)
 
-    def _reduce(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Instruction]:
+    def _reduce(
+        self, index: int, fold: Fold, operands: dict[Span, Operand]
+    ) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
         if fold.into.start < fold.into.stop:
             yield from self._until_read(lambda span: self._overlap(span, fold.into))
@@ -444,7 +446,7 @@ class _Writer:
             yield instruction
 
     def _copy(
-        self, into: Span, source: Place, unless_shared: int | None = None, begin: int = 0
+        self, into: Span, source: Operand, unless_shared: int | None = None, begin: int = 0
     ) -> Iterator[Instruction]:
         """Copy to a span, but for its first `begin` bytes."""
         nbytes = self._table.nbytes(into) - begin
@@ -483,7 +485,7 @@ class _Writer:
 
 
 def _touches_scratch(instruction: Instruction) -> bool:
-    places: tuple[Place, ...] = ()
+    places: tuple[Operand, ...] = ()
     if isinstance(instruction, CopyBytes):
         places = (instruction.into, instruction.source)
     elif isinstance(instruction, Reduce):

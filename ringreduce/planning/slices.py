@@ -19,7 +19,7 @@ from ringreduce.planning.operations import (
     ChunkOffsets,
     Copy,
     Fold,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -141,7 +141,7 @@ class _SlicePlanner:
         step = self.steps[index]
         packs: list[Copy] = []
         temporary: list[int] = []
-        sends: list[Message] = []
+        sends: list[PlannedMessage] = []
         for send in step.sends:
             for run in self._runs(send.chunks, send.peer, self.signed_to):
                 span = self._send_span(run, packs, temporary)
@@ -154,10 +154,10 @@ class _SlicePlanner:
         self._release(index, temporary)
 
     def _whole_step(
-        self, index: int, step: Step, packs: list[Copy], sends: list[Message]
+        self, index: int, step: Step, packs: list[Copy], sends: list[PlannedMessage]
     ) -> PlannedStep:
         """Plan a step in one part: it folds after all its messages are complete."""
-        recvs: list[Message] = []
+        recvs: list[PlannedMessage] = []
         arrived: dict[int, list[tuple[int, Span]]] = {}
         overwritten: dict[int, Span] = {}
         for recv in step.recvs:
@@ -208,7 +208,7 @@ class _SlicePlanner:
         step: Step,
         segments: list[tuple[int, int]],
         packs: list[Copy],
-        sends: list[Message],
+        sends: list[PlannedMessage],
     ) -> Iterator[PlannedStep]:
         """Plan a step in parts, one for each segment; all segments share the same scratch."""
         (run,) = self._runs(step.recvs[0].chunks, peer=-1, signed={-1})
@@ -270,7 +270,7 @@ class _SlicePlanner:
         between = range(chunk + 1, following)
         return chunk < following and not any(self._count(c) for c in between)
 
-    def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[Message]:
+    def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[PlannedMessage]:
         """Yield the messages of one run, one a segment; sender and receiver cut alike."""
         for start, stop in self._segments(span.stop - span.start):
             yield self._message(peer, _part(span, start, stop), signed)
@@ -278,11 +278,13 @@ class _SlicePlanner:
     def _segments(self, count: int) -> list[tuple[int, int]]:
         return cut_in_segments(count, self.segment)
 
-    def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
+    def _message(self, peer: int, span: Span, signed: set[int]) -> PlannedMessage:
         if peer in signed:
-            return Message(peer, span, None)
+            return PlannedMessage(peer, span, None)
         signed.add(peer)
-        return Message(peer, span, place_of_signature((span.stop - span.start) * self.itemsize))
+        return PlannedMessage(
+            peer, span, place_of_signature((span.stop - span.start) * self.itemsize)
+        )
 
     # --- memory of values ---
 

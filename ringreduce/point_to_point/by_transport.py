@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.errors import RingReduceError
-from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState, Road
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, DtypeAndShape, PeerState, Road
 from ringreduce.shm.mailbox import EAGER_BYTES, TAKEN
 from ringreduce.transports.base import Channel
 
@@ -80,7 +80,7 @@ class TransportRoad(Road):
 
     # --- messages ---
 
-    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+    def offer(self, peer: int, kind: DtypeAndShape, tag: int, data: np.ndarray) -> int:
         known = self._peers[peer]
         known.offered += 1
         number, text = known.offered, kind.text.encode()
@@ -125,7 +125,9 @@ class TransportRoad(Road):
             return not known.state.broken
         return False if known.lost else None
 
-    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
+    def answer(
+        self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None = None
+    ) -> None:
         if status == TAKEN and arrival.place is None:
             return  # the sender's own request tells it
         text = "" if kind is None else kind.text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringreduce.point_to_point.road import Answered, Arrival, Kind
+from ringreduce.point_to_point.road import Answered, Arrival, DtypeAndShape
 
 ANY = -1
 """The peer of a receive from any rank, until it has taken a message."""
@@ -23,7 +23,7 @@ class Operation:
     sends: bool
     peer: int
     tag: int
-    kind: Kind
+    kind: DtypeAndShape
     data: np.ndarray
     """The contiguous array that is sent or received."""
     memory: np.ndarray

@@ -28,7 +28,7 @@ _TEXT_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Kind:
+class DtypeAndShape:
     """The dtype and shape of a message."""
 
     text: str
@@ -39,7 +39,7 @@ class Kind:
 
     @staticmethod
     @lru_cache
-    def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+    def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> DtypeAndShape:
         text = f"{dtype}[{', '.join(map(str, shape))}]"
         nbytes = dtype.itemsize
         for length in shape:
@@ -47,7 +47,7 @@ class Kind:
         digest = blake2b(text.encode(), digest_size=16).digest()
         if len(text) > _TEXT_LENGTH:
             text = f"{text[: _TEXT_LENGTH - 3]}..."
-        return Kind(text, digest, nbytes)
+        return DtypeAndShape(text, digest, nbytes)
 
 
 class Arrival(NamedTuple):
@@ -91,7 +91,7 @@ class Road(Protocol):
     name: str
     """``"shared memory"`` or ``"messages"``."""
 
-    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+    def offer(self, peer: int, kind: DtypeAndShape, tag: int, data: np.ndarray) -> int:
         """Offer a message; return its number, from 1, or 0 if there is no place for it yet.
 
         `data` is contiguous.  It does not change until the message is answered.
@@ -113,7 +113,7 @@ class Road(Protocol):
         sender can no longer give them.
         """
 
-    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None) -> None:
+    def answer(self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None) -> None:
         """Answer a message, with the kind of the receive if the status is DIFFERENT."""
 
     def entry(
@@ -133,7 +133,7 @@ class Road(Protocol):
         """
         return None
 
-    def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
+    def admit(self, name: str, peer: int, array: np.ndarray, kind: DtypeAndShape) -> None:
         """Let compiled code make messages with arrays of this kind from now on."""
         return
 

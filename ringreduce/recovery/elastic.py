@@ -18,11 +18,11 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError, shown
 from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
-from ringreduce.recovery.pace import Pace
+from ringreduce.recovery.pace import ComputeTimer
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
-from ringreduce.recovery.wire import ELASTIC, Connection, Message, to_launcher
+from ringreduce.recovery.wire import ELASTIC, Connection, WireMessage, to_launcher
 
 Result = TypeVar("Result")
 _calls = count(1)
@@ -113,7 +113,7 @@ class _Member:
 
     def __init__(self, launcher: Connection, call: int) -> None:
         self._launcher, self._call = launcher, call
-        self._answer: Message
+        self._answer: WireMessage
         """The answer that began this generation."""
         self._is_held = False
         """Whether the launcher has the file of the State."""
@@ -121,7 +121,7 @@ class _Member:
         """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
         """On rank 0, if the launcher has a folder for states."""
-        self._pace: Pace | None = None
+        self._pace: ComputeTimer | None = None
 
     def run(
         self,
@@ -210,7 +210,7 @@ class _Member:
             _catch_up(comm, state)
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
-        self._pace = Pace(comm, self._tell_pace)
+        self._pace = ComputeTimer(comm, self._tell_pace)
         state.join(generation, self._after_update, self._unsaved)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
@@ -239,7 +239,7 @@ class _Member:
                 made.replace_world()
                 skip_finalize()
                 fields = {**self._answer.fields, **answer.fields}
-                self._answer = Message(answer.kind, fields, answer.files)
+                self._answer = WireMessage(answer.kind, fields, answer.files)
                 return made
 
     def _restore(self, state: State) -> bool:
@@ -247,7 +247,7 @@ class _Member:
         if not self._answer.files:
             return False
         source = Slots.from_file(self._answer.files[0])
-        self._answer = Message(self._answer.kind, self._answer.fields)
+        self._answer = WireMessage(self._answer.kind, self._answer.fields)
         try:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         finally:
@@ -256,14 +256,14 @@ class _Member:
 
     # --- what the launcher is told ---
 
-    def _ask(self, kind: str, **fields: Any) -> Message:
+    def _ask(self, kind: str, **fields: Any) -> WireMessage:
         """Ask the launcher.  Raises PeerLostError if another rank never asks."""
         answer = _answer(self._launcher, kind, **fields)
         if answer.kind == "raise" and (text := answer.fields["text"]):
             raise PeerLostError(text)
         return answer
 
-    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> Message:
+    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> WireMessage:
         """Report the ranks that are missing, and return what follows.
 
         If a rank is lost, either the supervisor kills this process, and the next generation goes
@@ -362,7 +362,7 @@ def _catch_up(comm: Communicator, state: State) -> None:
             state.restore(arrays, max(steps))
 
 
-def _answer(launcher: Connection, kind: str, **fields: Any) -> Message:
+def _answer(launcher: Connection, kind: str, **fields: Any) -> WireMessage:
     """Ask the launcher; end this process if it is gone, or refuses ranks of this generation."""
     answer = launcher.ask(kind, **fields)
     if answer is None:

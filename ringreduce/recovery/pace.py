@@ -13,7 +13,7 @@ _EVERY = 53
 """One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
 
 
-class Pace:
+class ComputeTimer:
     """Measures the seconds of a step that this rank does not spend in calls of `comm`."""
 
     def __init__(self, comm: Communicator, tell: Callable[[int, float], None]) -> None:

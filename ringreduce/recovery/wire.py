@@ -42,7 +42,7 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """A received message.  Its receiver closes the files."""
 
     kind: str
@@ -78,7 +78,7 @@ class Connection:
             return False
         return True
 
-    def receive(self, flags: int = 0) -> Message | None:
+    def receive(self, flags: int = 0) -> WireMessage | None:
         """Wait for a message.  None: the other end is gone.  Raises WireError for a wrong one."""
         files: list[int] = []
         try:
@@ -98,7 +98,7 @@ class Connection:
                 os.close(file)
             raise
 
-    def ask(self, kind: str, **fields: Any) -> Message | None:
+    def ask(self, kind: str, **fields: Any) -> WireMessage | None:
         """Send a message and wait for the answer.  None: the other end is gone."""
         return self.receive() if self.send(kind, **fields) else None
 
@@ -117,7 +117,7 @@ class Connection:
         """Close this end."""
         self.socket.close()
 
-    def _message(self, packet: bytes, files: Sequence[int]) -> Message:
+    def _message(self, packet: bytes, files: Sequence[int]) -> WireMessage:
         try:
             fields = json.loads(packet)
             token, kind = fields.pop("token"), fields.pop("kind")
@@ -127,7 +127,7 @@ class Connection:
             raise WireError("a message whose token or kind is no text")
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             raise WireError(f"a message {kind!r} with a wrong token")
-        return Message(kind, fields, tuple(files))
+        return WireMessage(kind, fields, tuple(files))
 
 
 def bound(name: str) -> socket.socket:

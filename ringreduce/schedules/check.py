@@ -26,8 +26,8 @@ from ringreduce.errors import ScheduleError, counted
 from ringreduce.schedules.collectives import COLLECTIVES
 from ringreduce.schedules.matching import (
     Message,
-    Place,
     Posted,
+    RankStep,
     chunks_text,
     match,
     posts,
@@ -82,7 +82,7 @@ def _prove(schedule: Schedule) -> Proof:
     _check_collective(schedule)
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
-            _check_step(schedule, Place(rank, number), step)
+            _check_step(schedule, RankStep(rank, number), step)
     messages = match(ranks)
     posted = posts(messages)
     execution = _Execution(schedule, ranks, posted)
@@ -128,7 +128,7 @@ def _check_collective(schedule: Schedule) -> None:
                 )
 
 
-def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
+def _check_step(schedule: Schedule, place: RankStep, step: Step) -> None:
     """Check that peers and chunks exist, and that the step does not race with itself."""
     rank = place.rank
     messages: tuple[Send | Recv, ...] = (*step.sends, *step.recvs)
@@ -158,7 +158,7 @@ def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
             )
 
 
-def _check_copies(schedule: Schedule, place: Place, step: Step) -> None:
+def _check_copies(schedule: Schedule, place: RankStep, step: Step) -> None:
     """Check copies: received without reducing, folded into chunks that nothing else changes."""
     rank = place.rank
     for recv in step.recvs:
@@ -238,9 +238,9 @@ class _Execution:
                 self.all_contributors[chunk] |= 1 << rank
         self.completed: set[tuple[int, int, int]] = set()
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: RankStep) -> None:
         """End the rank's previous step, then send the values from before this one."""
-        self._land(Place(place.rank, place.step - 1))
+        self._land(RankStep(place.rank, place.step - 1))
         held = self.held[place.rank]
         for message in self._posted.get(place, ()):
             if message.sender != place:
@@ -256,7 +256,7 @@ class _Execution:
             values = [held[chunk] for chunk in chunks]
             self._under_way[message] = values, self.heard[place.rank]
 
-    def _land(self, place: Place) -> None:
+    def _land(self, place: RankStep) -> None:
         """Receive all messages of a step, then fold."""
         rank = place.rank
         terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -283,7 +283,7 @@ class _Execution:
             for chunk in self._ranks[rank][place.step].folds:
                 self.held[rank][chunk] = self._fold(place, chunk, self._copies(place, chunk))
 
-    def _copies(self, place: Place, chunk: int) -> list[tuple[int, int]]:
+    def _copies(self, place: RankStep, chunk: int) -> list[tuple[int, int]]:
         """Return the (rank, value) of a chunk and of its copies, by rank, and drop the copies."""
         held = self.held[place.rank]
         names = [name for name in held if name != chunk and chunk_of(name) == chunk]
@@ -293,7 +293,7 @@ class _Execution:
         terms = [(_rank_of(name), held.pop(name)) for name in names]
         return sorted([*terms, (place.rank, held[chunk])])
 
-    def _fold(self, place: Place, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
+    def _fold(self, place: RankStep, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
         """Return the value of the fold of (rank, value) terms, in this order."""
         together = 0
         for _, value in terms:
@@ -346,7 +346,7 @@ class _Execution:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _wrong(place: Place, what: str) -> ScheduleError:
+def _wrong(place: RankStep, what: str) -> ScheduleError:
     """Return the error of a step: `what` says what its rank does there."""
     return ScheduleError(f"step {place.step}: rank {place.rank} {what}", [place])
 

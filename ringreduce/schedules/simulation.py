@@ -25,7 +25,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedules.matching import Message, Place, posted_in
+from ringreduce.schedules.matching import Message, RankStep, posted_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def simulate(
     workload: Workload,
     slices: int = 1,
     in_flight: int = 1,
-    watch: Callable[[Place, float], None] = lambda place, time_s: None,
+    watch: Callable[[RankStep, float], None] = lambda place, time_s: None,
 ) -> float:
     """Return the seconds until the last rank has finished all slices.
 
@@ -105,7 +105,7 @@ class _Simulation:
         workload: Workload,
         slices: int,
         in_flight: int,
-        watch: Callable[[Place, float], None],
+        watch: Callable[[RankStep, float], None],
     ) -> None:
         self._workload, self._slices, self._in_flight = workload, slices, in_flight
         self._watch = watch
@@ -228,7 +228,7 @@ class _Simulation:
         if self._workload.waits_for_sends:
             self._complete(transfer.flow, sender)
 
-    def _complete(self, flow: int, end: Place) -> None:
+    def _complete(self, flow: int, end: RankStep) -> None:
         """Count one message as complete; after the last of a step, work."""
         strand = self._strands[flow][end.rank]
         if end.step > strand.step:
@@ -242,7 +242,7 @@ class _Simulation:
         """Begin the work after the strand's step, once the rank is free; False if there is none."""
         work_s = self._workload.work_s[strand.rank][strand.step]
         begin_s = max(self._now_s, self._free_s[strand.rank]) if work_s else self._now_s
-        self._watch(Place(strand.rank, strand.step), begin_s)
+        self._watch(RankStep(strand.rank, strand.step), begin_s)
         if work_s:
             self._free_s[strand.rank] = begin_s + work_s
             self._at(begin_s + work_s, self._go_on, strand)

@@ -90,7 +90,7 @@ class Version(Record):
 
 
 @record
-class Lock(Record):
+class BlockLock(Record):
     """The lock of a block."""
 
     # FREE, `held(rank)` or `committing(rank, source)`.
@@ -103,7 +103,7 @@ class Access(Record):
 
     # Address of the `Version`.
     version: Address
-    # Address of the first `Lock`; the others follow, LOCK_BYTES apart.
+    # Address of the first `BlockLock`; the others follow, LOCK_BYTES apart.
     locks: Address
     # Address of the result buffer of rank 0; the others follow, `block_bytes` apart.
     results: Address
@@ -193,8 +193,8 @@ def next_block(access: Access) -> int:
 
 
 @compilable
-def lock_of(access: Access, block: int) -> Lock:
-    return Lock(access.locks + block * LOCK_BYTES)
+def lock_of(access: Access, block: int) -> BlockLock:
+    return BlockLock(access.locks + block * LOCK_BYTES)
 
 
 @compilable
@@ -203,7 +203,7 @@ def size_of_block(access: Access, block: int) -> int:
 
 
 @compilable
-def acquire(access: Access, lock: Lock) -> bool:
+def acquire(access: Access, lock: BlockLock) -> bool:
     """Poll for a while until this rank holds a lock; return False if it does not."""
     for poll in range(access.spins + access.yields):
         if poll >= access.spins:
@@ -234,7 +234,7 @@ def copy_result(access: Access, source: int, block: int) -> None:
 
 
 @compilable
-def commit(access: Access, lock: Lock, block: int) -> None:
+def commit(access: Access, lock: BlockLock, block: int) -> None:
     """Replace a block, whose lock this rank holds, by this rank's result."""
     store_release(lock, "word", committing(access.rank, access.rank))
     fence()

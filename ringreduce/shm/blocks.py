@@ -71,7 +71,7 @@ class _Process(NamedTuple):
     """As `start_of` returns it."""
 
 
-class _Layout(NamedTuple):
+class _FileLayout(NamedTuple):
     """Offsets in the file, in bytes: version, locks, result buffers, the array."""
 
     block_bytes: int
@@ -82,13 +82,15 @@ class _Layout(NamedTuple):
     end: int
 
 
-def _layout(nbytes: int, ranks: int) -> _Layout:
+def _layout(nbytes: int, ranks: int) -> _FileLayout:
     block_bytes = min(BLOCK_BYTES, -(-max(nbytes, 1) // LOCK_BYTES) * LOCK_BYTES)
     block_count = -(-nbytes // block_bytes)
     locks = LOCK_BYTES  # the version has a cache line of its own
     results = _whole_pages(locks + block_count * LOCK_BYTES)
     array = results + _whole_pages(ranks * block_bytes)
-    return _Layout(block_bytes, block_count, locks, results, array, array + _whole_pages(nbytes))
+    return _FileLayout(
+        block_bytes, block_count, locks, results, array, array + _whole_pages(nbytes)
+    )
 
 
 def _whole_pages(nbytes: int) -> int:
@@ -206,7 +208,7 @@ class Blocks:
     def __init__(
         self,
         memory: Any,
-        layout: _Layout,
+        layout: _FileLayout,
         nbytes: int,
         dtype: np.dtype[Any],
         rank: int,

@@ -12,7 +12,7 @@ from ringreduce.planning.plan import Plan
 from ringreduce.shm.program import PlanProgram
 
 
-class Executable(executable.Executable):
+class ShmExecutable(executable.Executable):
     """A plan that shared memory runs; see `ringreduce.control.executable.Executable`."""
 
     def __init__(self, program: PlanProgram, device: Device, control: Control) -> None:

@@ -31,20 +31,20 @@ from ringreduce.shm.layout import (
     WAIT,
     WORD,
     Buffer,
-    Copy,
+    CopyRecord,
     Destinations,
     DirectWrite,
-    FreeSlot,
-    Instruction,
+    FreeSlotRecord,
+    InstructionRecord,
     Location,
-    Operand,
+    OperandRecord,
     Peer,
-    Post,
+    PostRecord,
     Program,
-    Push,
-    Reduce,
+    PushRecord,
+    ReduceRecord,
     Team,
-    Wait,
+    WaitRecord,
 )
 from ringreduce.shm.protocol import (
     free_slot,
@@ -57,7 +57,7 @@ from ringreduce.shm.protocol import (
 )
 from ringreduce.shm.stores import begin_timing, end_timing, is_timed, next_phase, write
 
-_PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
+_PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(OperandRecord)
 _DIRECT_WRITE_BYTES = size_of(DirectWrite)
 _CACHED_BYTES = 16 << 10
 """Bytes that are reduced before they are written to peers: they stay in L1."""
@@ -66,8 +66,8 @@ _PUSHED_BYTES = 1 << 20
 
 
 @compilable
-def source_of(instruction: Reduce, index: int) -> Operand:
-    return Operand(instruction.sources + index * _OPERAND_BYTES)
+def source_of(instruction: ReduceRecord, index: int) -> OperandRecord:
+    return OperandRecord(instruction.sources + index * _OPERAND_BYTES)
 
 
 @compilable
@@ -97,7 +97,7 @@ def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nb
 
 
 @compilable
-def reads_processes(instruction: Reduce) -> bool:
+def reads_processes(instruction: ReduceRecord) -> bool:
     """Whether any source is memory of another process."""
     found = False
     for i in range(instruction.source_count):
@@ -106,7 +106,7 @@ def reads_processes(instruction: Reduce) -> bool:
 
 
 @compilable
-def reducible(instruction: Reduce, begin: int, most: int) -> int:
+def reducible(instruction: ReduceRecord, begin: int, most: int) -> int:
     """Return how many bytes to reduce at a time from `begin` on: `most` or fewer."""
     target = instruction.target
     length = contiguous(Buffer(target.buffer), target.offset + begin, most)
@@ -117,7 +117,7 @@ def reducible(instruction: Reduce, begin: int, most: int) -> int:
 
 
 @compilable
-def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bool:
+def find_sources(team: Team, instruction: ReduceRecord, begin: int, length: int) -> bool:
     """Write the address of each source to `team.sources`; read sources of other processes.
 
     Returns False if a process does not answer.
@@ -138,7 +138,7 @@ def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bo
 
 
 @compilable
-def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
+def reduce(program: Program, team: Team, instruction: ReduceRecord) -> bool:
     """Execute a REDUCE, in parts that stay in the cache.
 
     Returns False if another process does not answer, or if a peer has left the call.  A part that
@@ -181,7 +181,7 @@ def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
 
 
 @compilable
-def deliver(program: Program, team: Team, instruction: Push) -> bool:
+def deliver(program: Program, team: Team, instruction: PushRecord) -> bool:
     """Execute a PUSH; return False as `distribute`.  The next run goes on with the same piece."""
     source = Buffer(instruction.source.buffer).address + instruction.source.offset
     wanted, begin = Destinations(instruction.destinations), program.done_bytes
@@ -251,26 +251,26 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
     while True:
         if team.delay_seed:
             delay(team)
-        instruction = Instruction(at)
+        instruction = InstructionRecord(at)
         opcode = instruction.opcode
         if opcode == WAIT:
-            result = wait(program, team, Wait(at), base + instruction.round)
+            result = wait(program, team, WaitRecord(at), base + instruction.round)
         elif opcode == REDUCE:
-            begin = begin_timing(team, Reduce(at).nbytes) if timed else 0
-            result = DONE if reduce(program, team, Reduce(at)) else PENDING
+            begin = begin_timing(team, ReduceRecord(at).nbytes) if timed else 0
+            result = DONE if reduce(program, team, ReduceRecord(at)) else PENDING
             if begin:
-                end_timing(team, begin, Reduce(at).nbytes)
+                end_timing(team, begin, ReduceRecord(at).nbytes)
         elif opcode == COPY:
-            begin = begin_timing(team, Copy(at).nbytes) if timed else 0
-            result = DONE if copy_bytes(team, Copy(at)) else PENDING
+            begin = begin_timing(team, CopyRecord(at).nbytes) if timed else 0
+            result = DONE if copy_bytes(team, CopyRecord(at)) else PENDING
             if begin:
-                end_timing(team, begin, Copy(at).nbytes)
+                end_timing(team, begin, CopyRecord(at).nbytes)
         elif opcode == PUSH:
-            result = DONE if deliver(program, team, Push(at)) else PENDING
+            result = DONE if deliver(program, team, PushRecord(at)) else PENDING
         elif opcode == POST:
-            post(program, team, Post(at), base + instruction.round)
+            post(program, team, PostRecord(at), base + instruction.round)
         elif opcode == FREE_SLOT:
-            result = free_slot(program, team, FreeSlot(at), base + instruction.round)
+            result = free_slot(program, team, FreeSlotRecord(at), base + instruction.round)
         elif opcode == PAUSE:
             at += INSTRUCTION_BYTES
             result = PENDING

@@ -37,7 +37,7 @@ from ringreduce.shm.call_table import (
     hash_of,
     slot_address,
 )
-from ringreduce.shm.executable import Executable
+from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.tensor_views import Tensors
@@ -53,7 +53,7 @@ SCATTER_TO_OUT = "scatter to out"
 BARRIER = "barrier"
 
 
-class Lock(Protocol):
+class ReentrantLock(Protocol):
     """A lock that its owner may acquire again."""
 
     def acquire(self, blocking: bool = ..., /) -> Any: ...
@@ -75,7 +75,7 @@ class CompiledCall:
     """A call that compiled code makes, with all that `Engine.finish` needs to complete it."""
 
     engine_call: EngineCall
-    executables: Sequence[Executable]
+    executables: Sequence[ShmExecutable]
     """The executable of each batch, with one program each; a call on one array is one batch."""
     timeout_s: float | None = None
     """Seconds without progress until the call times out; None: those of the communicator."""
@@ -152,7 +152,7 @@ class FastPath:
 
     def __init__(
         self,
-        lock: Lock,
+        lock: ReentrantLock,
         is_idle: Callable[[], bool],
         agreement: Agreement,
         running: list[Any],

@@ -69,7 +69,7 @@ class StoreReport(Record):
 
 
 @record
-class Mark(Record):
+class WriteMark(Record):
     """Whether a rank is about to write, or writes, to arrays of its peers."""
 
     # 1: it may be writing; 0: it is not, and all that it has written is there.
@@ -92,7 +92,7 @@ MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 REPORT_OFFSET = 2 * SLOT_BYTES
 """Bytes from the beginning of a segment to its `StoreReport`."""
 MARK_OFFSET = REPORT_OFFSET + 64  # the report, the mark and the departure have a cache line each
-"""Bytes from the beginning of a segment to its `Mark`."""
+"""Bytes from the beginning of a segment to its `WriteMark`."""
 DEPARTURE_OFFSET = MARK_OFFSET + 64
 """Bytes from the beginning of a segment to its `Departure`."""
 RING_OFFSET = DEPARTURE_OFFSET + 64
@@ -336,7 +336,7 @@ FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 
 
 @record
-class Operand(Record):
+class OperandRecord(Record):
     """Bytes of a buffer from an offset on."""
 
     # Address of a `Buffer`.
@@ -346,7 +346,7 @@ class Operand(Record):
 
 
 @record
-class Instruction(Record):
+class InstructionRecord(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
     # FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE or END.
@@ -356,7 +356,7 @@ class Instruction(Record):
 
 
 @record
-class FreeSlot(Record):
+class FreeSlotRecord(Record):
     """Wait until the slot of a round may be written, and reserve memory of the ring."""
 
     opcode: Word
@@ -368,7 +368,7 @@ class FreeSlot(Record):
 
 
 @record
-class Post(Record):
+class PostRecord(Record):
     """Publish this rank's part of a round."""
 
     opcode: Word
@@ -376,11 +376,11 @@ class Post(Record):
     # Address of a word that is not 0 if `exposed` is the data of the round; 0: there is none.
     shared_flag: Address
     # Memory that peers read in place of the slot.
-    exposed: Operand
+    exposed: OperandRecord
 
 
 @record
-class Wait(Record):
+class WaitRecord(Record):
     """Wait until a peer has posted a round."""
 
     opcode: Word
@@ -392,14 +392,14 @@ class Wait(Record):
 
 
 @record
-class Copy(Record):
+class CopyRecord(Record):
     """Copy bytes from a buffer to another."""
 
     opcode: Word
     # The bytes to write.
-    target: Operand
+    target: OperandRecord
     # The bytes to read.
-    source: Operand
+    source: OperandRecord
     # Number of bytes.
     nbytes: Word
     # 1: peers read the target, and it is long enough to choose how to write; STREAMED: write by
@@ -410,12 +410,12 @@ class Copy(Record):
 
 
 @record
-class Push(Record):
+class PushRecord(Record):
     """Copy bytes from INPUT to OUTPUT of a peer.  A `DirectWrite` follows the `Destinations`."""
 
     opcode: Word
     # The bytes to read.
-    source: Operand
+    source: OperandRecord
     # Number of bytes.
     nbytes: Word
     # Address of the `Destinations`.
@@ -449,17 +449,17 @@ class DirectWrite(Record):
 
 
 @record
-class Reduce(Record):
+class ReduceRecord(Record):
     """Reduce sources from left to right."""
 
     opcode: Word
     # The bytes to write.
-    target: Operand
+    target: OperandRecord
     # Number of bytes, 1 or more.
     nbytes: Word
     # Number of sources, 2 or more.
     source_count: Word
-    # Array of `source_count` records `Operand`.
+    # Array of `source_count` records `OperandRecord`.
     sources: Address
     # Address of the `Destinations`.
     destinations: Address
@@ -468,7 +468,7 @@ class Reduce(Record):
 
 
 STREAMED = 2
-"""Value of `Copy.staged` for a long copy from a rank's own input to its own output."""
+"""Value of `CopyRecord.staged` for a long copy from a rank's own input to its own output."""
 INSTRUCTION_BYTES = 64
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

@@ -44,7 +44,7 @@ class ListState(Record):
     members: Word
     # Number of batches.
     batches: Word
-    # The address of the first `Batch`.
+    # The address of the first `ListBatch`.
     first_batch: Address
     # The address of memory for 4 intervals for each array, which `overlap` sorts.
     intervals: Address
@@ -55,7 +55,7 @@ class ListState(Record):
 
 
 @record
-class Batch(Record):
+class ListBatch(Record):
     """The arrays of a list that are reduced together."""
 
     # Number of arrays.
@@ -80,17 +80,17 @@ class Batch(Record):
     executable: Address
 
 
-BATCH_BYTES = size_of(Batch)
+BATCH_BYTES = size_of(ListBatch)
 
 
 @compilable
-def batch_of(state: ListState, index: int) -> Batch:
-    return Batch(state.first_batch + index * BATCH_BYTES)
+def batch_of(state: ListState, index: int) -> ListBatch:
+    return ListBatch(state.first_batch + index * BATCH_BYTES)
 
 
 @compilable
 def _locate(
-    state: ListState, batch: Batch, items: Address, flags: int, places: Address, also: Address
+    state: ListState, batch: ListBatch, items: Address, flags: int, places: Address, also: Address
 ) -> int:
     """Record the addresses of a batch's arrays in `places` and `also`; return SCATTERED | MOVED.
 
@@ -118,7 +118,7 @@ def _locate(
 
 
 @compilable
-def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) -> int:
+def _locate_batch(state: ListState, batch: ListBatch, given: Address, out: Address) -> int:
     """Set INPUT and OUTPUT of a batch's program; return MOVED, 0 or DIFFERENT."""
     sources, targets = batch.sources.addresses, batch.targets.addresses
     in_place, writable = given == out, CONTIGUOUS_AND_ALIGNED | WRITABLE
@@ -231,5 +231,5 @@ class ListTable:
                 pieces.sizes = array_address(sizes[first:])
             first = last
 
-    def batch(self, index: int) -> Batch:
+    def batch(self, index: int) -> ListBatch:
         return batch_of(self.state, index)

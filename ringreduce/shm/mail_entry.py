@@ -48,9 +48,9 @@ from ringreduce.shm.mailbox import (
     PENDING,
     TAKEN,
     UNKNOWN,
-    Channel,
     Counts,
-    Kind,
+    DtypeAndShapeRecord,
+    MailboxPair,
     look,
     receive,
     send,
@@ -106,7 +106,7 @@ class MailEntry(Record):
     argument2: Address
 
 
-_ENTRY_BYTES, _KNOWN_BYTES, _CHANNEL_BYTES = map(size_of, (MailEntry, KnownKind, Channel))
+_ENTRY_BYTES, _KNOWN_BYTES, _CHANNEL_BYTES = map(size_of, (MailEntry, KnownKind, MailboxPair))
 ENTRY_WORDS = _ENTRY_BYTES // WORD
 KNOWN_WORDS = _KNOWN_BYTES // WORD
 _OVERFLOW, _ARGUMENTS = offset_of(MailEntry, "overflow"), offset_of(MailEntry, "argument0")
@@ -141,7 +141,7 @@ def _sender(entry: MailEntry, tag: int) -> int:
     """The lowest rank whose next message has `tag`; below 0 if the general function has to look."""
     if tag == _NOT_NATURAL or not entry.idle or load(entry.refused):
         return UNKNOWN
-    first, state = Channel(entry.channels), leave_interpreter()
+    first, state = MailboxPair(entry.channels), leave_interpreter()
     found = look(first, entry.ranks, tag, first.spins + first.yields)
     enter_interpreter(state)
     return found
@@ -159,7 +159,7 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
         to = _sender(entry, number)
     if to < 0 or number == _NOT_NATURAL or to >= entry.ranks or to == entry.rank:
         return -1
-    channel = Channel(entry.channels + to * _CHANNEL_BYTES)
+    channel = MailboxPair(entry.channels + to * _CHANNEL_BYTES)
     kind = _kind_of(entry, to, PyArray(x))
     if not entry.idle or load(entry.refused):
         return -1
@@ -168,9 +168,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
     channel.busy = 1
     data, sends, state = PyArray(x).data, entry.sends, leave_interpreter()
     if sends:
-        result = send(channel, Kind(kind), number, data)
+        result = send(channel, DtypeAndShapeRecord(kind), number, data)
     else:
-        result = receive(channel, Kind(kind), number, data)
+        result = receive(channel, DtypeAndShapeRecord(kind), number, data)
     enter_interpreter(state)
     channel.busy = 0
     if result == TAKEN:
@@ -184,7 +184,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
 
 
 @compilable
-def _adopt(entry: MailEntry, channel: Channel, x: Address, peer: Address, tag: Address) -> Address:
+def _adopt(
+    entry: MailEntry, channel: MailboxPair, x: Address, peer: Address, tag: Address
+) -> Address:
     """Let Python wait for the answer to the message that was offered last.
 
     A signal handler may raise before Python knows the message.  The peer must then not use the

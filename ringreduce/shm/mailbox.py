@@ -97,7 +97,7 @@ class Counts(Record):
 
 
 @record
-class Kind(Record):
+class DtypeAndShapeRecord(Record):
     """A dtype and a shape; their description follows."""
 
     # First 8 bytes of the hash of the description.
@@ -146,7 +146,7 @@ class Answer(Record):
 
 
 @record
-class Channel(Record):
+class MailboxPair(Record):
     """The two mailboxes between this rank and a peer, as this rank sees them.  Not shared."""
 
     # This rank's mailbox for the peer.
@@ -188,8 +188,12 @@ class Channel(Record):
     remote: MemoryRange
 
 
-_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = size_of(Offer), size_of(Answer), size_of(Kind)
-_CHANNEL_BYTES = size_of(Channel)
+_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = (
+    size_of(Offer),
+    size_of(Answer),
+    size_of(DtypeAndShapeRecord),
+)
+_CHANNEL_BYTES = size_of(MailboxPair)
 DATA_OFFSET = _OFFER_HEAD + TEXT_BYTES
 """Bytes from the beginning of an offer to its short data."""
 OFFER_BYTES = DATA_OFFSET + EAGER_BYTES
@@ -229,7 +233,7 @@ def answer_of(mailbox: Address, sequence: int) -> Answer:
 
 
 @compilable
-def offer(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
+def offer(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message; return its number, or 0 if the ring of offers is full."""
     if channel.offered - channel.known_taken >= OFFERS:
         channel.known_taken = load_acquire(Counts(channel.theirs), "offers")
@@ -255,7 +259,7 @@ def offer(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
 
 
 @compilable
-def next_answer(channel: Channel) -> Address:
+def next_answer(channel: MailboxPair) -> Address:
     """The address of the peer's next answer; 0 if there is none yet."""
     sequence = channel.answers_taken + 1
     answer = answer_of(channel.theirs, sequence)
@@ -263,7 +267,7 @@ def next_answer(channel: Channel) -> Address:
 
 
 @compilable
-def take_answer(channel: Channel) -> None:
+def take_answer(channel: MailboxPair) -> None:
     """Free the place of the peer's next answer, which this rank has read."""
     channel.answers_taken = channel.answers_taken + 1
     store_release(Counts(channel.mine), "answers", channel.answers_taken)
@@ -273,7 +277,7 @@ def take_answer(channel: Channel) -> None:
 
 
 @compilable
-def next_offer(channel: Channel) -> Address:
+def next_offer(channel: MailboxPair) -> Address:
     """The address of the peer's next offer; 0 if there is none yet."""
     sequence = channel.taken + 1
     found = offer_of(channel.theirs, sequence)
@@ -281,14 +285,14 @@ def next_offer(channel: Channel) -> Address:
 
 
 @compilable
-def take_offer(channel: Channel) -> None:
+def take_offer(channel: MailboxPair) -> None:
     """Free the place of the peer's next offer, which this rank has read."""
     channel.taken = channel.taken + 1
     store_release(Counts(channel.mine), "offers", channel.taken)
 
 
 @compilable
-def read_data(channel: Channel, source: Offer, into: Address) -> bool:
+def read_data(channel: MailboxPair, source: Offer, into: Address) -> bool:
     """Copy the data of an offer.
 
     Returns False if the sender's process cannot be read, or if the sender has given the message up:
@@ -313,7 +317,7 @@ def read_data(channel: Channel, source: Offer, into: Address) -> bool:
 
 
 @compilable
-def read_from_process(channel: Channel, into: Address, source: Address, nbytes: int) -> bool:
+def read_from_process(channel: MailboxPair, into: Address, source: Address, nbytes: int) -> bool:
     """Copy memory of the peer's process; False if the process cannot be read."""
     done = 0
     while done < nbytes:
@@ -328,7 +332,7 @@ def read_from_process(channel: Channel, into: Address, source: Address, nbytes: 
 
 
 @compilable
-def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
+def answer(channel: MailboxPair, message: int, status: int, kind: Address) -> bool:
     """Answer a message, with the description of `kind` unless it is 0; False if the ring is full.
 
     A channel whose peer reads no answers fills up: the caller answers again later.
@@ -339,7 +343,7 @@ def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
     into = answer_of(channel.mine, sequence)
     into.message, into.status, into.text_bytes = message, status, 0
     if kind:
-        into.text_bytes = Kind(kind).text_bytes
+        into.text_bytes = DtypeAndShapeRecord(kind).text_bytes
         copy(address_of(into) + _ANSWER_HEAD, kind + _KIND_HEAD, into.text_bytes)
     store_release(into, "sequence", sequence)
     channel.answered = sequence
@@ -350,7 +354,7 @@ def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
 
 
 @compilable
-def _polls(channel: Channel, kind: Kind) -> int:
+def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
     """Return how often to poll before a return to Python: longer for long data.
 
     A poll after a yield takes 0.3 us at least, in which the peer copies 4 KiB.
@@ -359,7 +363,7 @@ def _polls(channel: Channel, kind: Kind) -> int:
 
 
 @compilable
-def send(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
+def send(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message and poll for its answer; no other message to the peer is without an answer.
 
     Returns TAKEN; PENDING if the message is offered; OTHER if the ring of offers is full, or if
@@ -381,7 +385,7 @@ def send(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
 
 
 @compilable
-def receive(channel: Channel, kind: Kind, tag: int, into: Address) -> int:
+def receive(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, into: Address) -> int:
     """Poll for the peer's next offer, and copy its data if it is the message that is wanted.
 
     Returns TAKEN, PENDING if there is no offer, or OTHER if Python has to take the offer.
@@ -409,7 +413,7 @@ def receive(channel: Channel, kind: Kind, tag: int, into: Address) -> int:
 
 
 @compilable
-def look(first: Channel, ranks: int, tag: int, polls: int) -> int:
+def look(first: MailboxPair, ranks: int, tag: int, polls: int) -> int:
     """Poll for the lowest rank whose next message has `tag`; the message stays in its mailbox.
 
     `first` is the channel with rank 0; those with the other ranks follow it.  Returns the rank, or
@@ -420,7 +424,7 @@ def look(first: Channel, ranks: int, tag: int, polls: int) -> int:
         if poll >= first.spins:
             yield_core()
         for peer in range(ranks):
-            channel = Channel(address_of(first) + peer * _CHANNEL_BYTES)
+            channel = MailboxPair(address_of(first) + peer * _CHANNEL_BYTES)
             if channel.mine == channel.theirs:  # this rank's own
                 continue
             ended = RankState(channel.peer_state).state or Counts(channel.theirs).broken
@@ -439,10 +443,10 @@ OFFER, NEXT_ANSWER, TAKE_ANSWER, NEXT_OFFER, TAKE_OFFER, READ_DATA, ANSWER, LOOK
 
 
 @compilable
-def do(what: int, channel: Channel, a: int, b: int, c: int) -> int:
+def do(what: int, channel: MailboxPair, a: int, b: int, c: int) -> int:
     """Call one of the functions above with its arguments."""
     if what == OFFER:
-        return offer(channel, Kind(a), b, c)
+        return offer(channel, DtypeAndShapeRecord(a), b, c)
     if what == NEXT_ANSWER:
         return next_answer(channel)
     if what == NEXT_OFFER:
@@ -466,6 +470,6 @@ def mail(_: Address, args: Address, nargs: int) -> Address:
     a, b = number_of(load(args + 2 * WORD)), number_of(load(args + 3 * WORD))
     c = number_of(load(args + 4 * WORD))
     state = leave_interpreter()
-    result = do(what, Channel(channel), a, b, c)
+    result = do(what, MailboxPair(channel), a, b, c)
     enter_interpreter(state)
     return integer(result)

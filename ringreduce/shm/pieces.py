@@ -14,7 +14,7 @@ import numpy as np
 
 from ringreduce.control import executable
 from ringreduce.devices.base import Device, Stream, flat_pair, shares_memory
-from ringreduce.shm.executable import Executable as HostExecutable
+from ringreduce.shm.executable import ShmExecutable
 
 PIECE_BYTES = 4 << 20
 """To reduce a piece of this length takes longer than to start its copies, a few 10 us."""
@@ -39,7 +39,7 @@ def _whole_pages(reachable: Callable[..., Any]) -> Any:
     return memory[start : start + PIECE_BYTES]
 
 
-class Blocks:
+class PinnedPieces:
     """The pinned host memory of a GPU's calls, which run one after another."""
 
     def __init__(self, reachable: Callable[..., Any], stream: Stream) -> None:
@@ -56,11 +56,11 @@ class Blocks:
         self._stream.close()
 
 
-class Executable(executable.Executable):
+class GpuExecutable(executable.Executable):
     """An all-reduce on a GPU; see `ringreduce.control.executable.Executable`."""
 
     def __init__(
-        self, pieces: Sequence[HostExecutable], device: Device, dtype: Any, blocks: Blocks
+        self, pieces: Sequence[ShmExecutable], device: Device, dtype: Any, blocks: PinnedPieces
     ) -> None:
         """Run ``pieces[-1]`` in place on the last piece, and ``pieces[0]`` on all others."""
         assert device.stream is not None
@@ -110,7 +110,7 @@ class Executable(executable.Executable):
         return True
 
     @property
-    def _piece(self) -> HostExecutable:
+    def _piece(self) -> ShmExecutable:
         return self._pieces[-1 if self._at == self._count - 1 else 0]
 
     def _finish(self) -> None:

@@ -33,8 +33,8 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
+    Operand,
     Pause,
-    Place,
     Post,
     Reduce,
     Wait,
@@ -45,7 +45,7 @@ from ringreduce.planning.plan import Plan
 from ringreduce.planning.select import pushed_part
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
-from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
+from ringreduce.shm.layout import WORD, Buffer, Location, OperandRecord, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
@@ -72,12 +72,16 @@ An all-reduce of 64 bytes on eight ranks and two cores takes 12 us; with 4 yield
 """
 
 
-_TARGET = (offset_of(layout.Copy, "target") + offset_of(Operand, "buffer")) // WORD
-_TARGET_OFFSET = (offset_of(layout.Copy, "target") + offset_of(Operand, "offset")) // WORD
-_SOURCE_OFFSET = (offset_of(layout.Copy, "source") + offset_of(Operand, "offset")) // WORD
-_SOURCE = (offset_of(layout.Copy, "source") + offset_of(Operand, "buffer")) // WORD
-_COPY_BYTES = offset_of(layout.Copy, "nbytes") // WORD
-_STAGED = offset_of(layout.Copy, "staged") // WORD
+_TARGET = (offset_of(layout.CopyRecord, "target") + offset_of(OperandRecord, "buffer")) // WORD
+_TARGET_OFFSET = (
+    offset_of(layout.CopyRecord, "target") + offset_of(OperandRecord, "offset")
+) // WORD
+_SOURCE_OFFSET = (
+    offset_of(layout.CopyRecord, "source") + offset_of(OperandRecord, "offset")
+) // WORD
+_SOURCE = (offset_of(layout.CopyRecord, "source") + offset_of(OperandRecord, "buffer")) // WORD
+_COPY_BYTES = offset_of(layout.CopyRecord, "nbytes") // WORD
+_STAGED = offset_of(layout.CopyRecord, "staged") // WORD
 """Words of a COPY."""
 
 
@@ -287,11 +291,11 @@ class SharedMemory:
         slots = [at for at in made if words[at] == layout.FREE_SLOT]
         firsts = slots[:: len(slots) // len(staged_bytes)]
         for at, nbytes in zip(firsts, staged_bytes, strict=True):
-            layout.FreeSlot(array_address(memory) + at * WORD).nbytes = nbytes
+            layout.FreeSlotRecord(array_address(memory) + at * WORD).nbytes = nbytes
         copies = (at for at in made if words[at] in (layout.COPY, layout.PUSH))
         for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
             if words[at] == layout.PUSH:
-                push = layout.Push(array_address(memory) + at * WORD)
+                push = layout.PushRecord(array_address(memory) + at * WORD)
                 push.source.offset, push.nbytes = source, nbytes
                 direct = layout.Destinations(push.destinations).direct
                 layout.DirectWrite(direct).offset = target
@@ -344,13 +348,13 @@ class SharedMemory:
         free = address_of(program) + size
         for instr in instructions.instructions:
             if isinstance(instr, Reduce):
-                free = self._write_reduce(program, layout.Reduce(at), instr, free)
+                free = self._write_reduce(program, layout.ReduceRecord(at), instr, free)
             elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
-                free = self._write_push(program, layout.Push(at), instr, free)
+                free = self._write_push(program, layout.PushRecord(at), instr, free)
             else:
                 self._write(program, at, instr)
             at += layout.INSTRUCTION_BYTES
-        layout.Instruction(at).opcode = layout.END
+        layout.InstructionRecord(at).opcode = layout.END
         return words
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
@@ -363,24 +367,24 @@ class SharedMemory:
         self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes | Pause
     ) -> None:
         if isinstance(instr, FreeSlot):
-            free_slot = layout.FreeSlot(at)
+            free_slot = layout.FreeSlotRecord(at)
             free_slot.opcode, free_slot.round = layout.FREE_SLOT, instr.round
             free_slot.nbytes = instr.nbytes
             free_slot.shared_flag = _shared_flag(program, instr.unless_shared)
         elif isinstance(instr, Post):
-            post = layout.Post(at)
+            post = layout.PostRecord(at)
             post.opcode, post.round = layout.POST, instr.round
             if instr.exposes is not None:
                 post.shared_flag = _shared_flag(program, instr.exposes.buffer)
                 self._point(program, post.exposed, instr.exposes)
         elif isinstance(instr, Wait):
-            wait = layout.Wait(at)
+            wait = layout.WaitRecord(at)
             wait.opcode, wait.round = layout.WAIT, instr.round
             wait.peer, wait.reads = self._peers.index(instr.peer), instr.reads
         elif isinstance(instr, Pause):
-            layout.Instruction(at).opcode = layout.PAUSE
+            layout.InstructionRecord(at).opcode = layout.PAUSE
         else:
-            copy = layout.Copy(at)
+            copy = layout.CopyRecord(at)
             copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
             self._point(program, copy.target, instr.into)
             self._point(program, copy.source, instr.source)
@@ -397,22 +401,22 @@ class SharedMemory:
         return layout.STREAMED if streams else 0
 
     def _write_reduce(
-        self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address
+        self, program: Program, reduce: layout.ReduceRecord, instr: Reduce, free: Address
     ) -> Address:
         """Write a REDUCE, and its lists from `free` on; return the address behind the lists."""
         reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, instr.nbytes, instr.finishes
         self._point(program, reduce.target, instr.into)
         reduce.source_count, reduce.sources = len(instr.sources), free
         for source in instr.sources:
-            self._point(program, layout.Operand(free), source)
-            free += size_of(layout.Operand)
+            self._point(program, layout.OperandRecord(free), source)
+            free += size_of(layout.OperandRecord)
         reduce.destinations, wanted = free, layout.Destinations(free)
         wanted.readers, wanted.writes_private = instr.readers, instr.writes_private
         wanted.slot_offset = 0 if instr.staged is None else instr.staged.offset
         return self._write_direct(wanted, instr.direct)
 
     def _write_push(
-        self, program: Program, push: layout.Push, instr: CopyBytes, free: Address
+        self, program: Program, push: layout.PushRecord, instr: CopyBytes, free: Address
     ) -> Address:
         """Write a PUSH, and its lists from `free` on; return the address behind the lists."""
         push.opcode, push.nbytes, push.destinations = layout.PUSH, instr.nbytes, free
@@ -421,7 +425,7 @@ class SharedMemory:
         wanted.writes_private = True
         return self._write_direct(wanted, (instr.into,))
 
-    def _write_direct(self, wanted: layout.Destinations, places: Sequence[Place]) -> Address:
+    def _write_direct(self, wanted: layout.Destinations, places: Sequence[Operand]) -> Address:
         """Write a list of places behind `wanted`; return the address behind the list."""
         free = address_of(wanted) + size_of(layout.Destinations)
         wanted.direct_count, wanted.direct = len(places), free
@@ -435,7 +439,7 @@ class SharedMemory:
         """Return the bytes of the lists of a REDUCE or PUSH; 0 for other instructions."""
         direct, operands = 0, 0
         if isinstance(instr, Reduce):
-            direct, operands = len(instr.direct), size_of(Operand) * len(instr.sources)
+            direct, operands = len(instr.direct), size_of(OperandRecord) * len(instr.sources)
         elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
             direct = 1
         else:
@@ -443,7 +447,7 @@ class SharedMemory:
         lists = operands + size_of(layout.Destinations)
         return lists + direct * size_of(layout.DirectWrite)
 
-    def _point(self, program: Program, operand: Operand, place: Place) -> None:
+    def _point(self, program: Program, operand: OperandRecord, place: Operand) -> None:
         operand.buffer = address_of(self._buffer(program, place.rank, place.buffer))
         operand.offset = place.offset
 
@@ -468,7 +472,7 @@ class SharedMemory:
 
     def _sequence_waited_for(self, program: Program) -> int:
         """Return the sequence number that a program waits for."""
-        instruction = layout.Instruction(program.instruction)
+        instruction = layout.InstructionRecord(program.instruction)
         frees = instruction.opcode == layout.FREE_SLOT
         return program.base + instruction.round - frees
 
@@ -476,7 +480,7 @@ class SharedMemory:
         """Return the step that a program is at, and the peers that it waits for."""
         if program.instruction == 0:
             return 0, []
-        opcode = layout.Instruction(program.instruction).opcode
+        opcode = layout.InstructionRecord(program.instruction).opcode
         if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a peer's process does not answer reads
             return 0, list(self._peers)
         sequence = self._sequence_waited_for(program)

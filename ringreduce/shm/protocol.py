@@ -74,16 +74,16 @@ from ringreduce.shm.layout import (
     SLOT_BYTES,
     Buffer,
     Departure,
-    FreeSlot,
+    FreeSlotRecord,
     Header,
     Location,
-    Mark,
     Peer,
-    Post,
+    PostRecord,
     Program,
     Slot,
     Team,
-    Wait,
+    WaitRecord,
+    WriteMark,
 )
 
 _TEAM_BYTES, _PEER_BYTES = size_of(Team), size_of(Peer)
@@ -151,7 +151,7 @@ def reserve_in_ring(team: Team, nbytes: int) -> Address:
 
 
 @compilable
-def free_slot(program: Program, team: Team, instruction: FreeSlot, sequence: int) -> int:
+def free_slot(program: Program, team: Team, instruction: FreeSlotRecord, sequence: int) -> int:
     """Wait until every peer has posted the round before; then this round's slot may be written.
 
     Each peer's header of that round is still there.  Those not compared yet are compared here: a
@@ -178,7 +178,7 @@ def free_slot(program: Program, team: Team, instruction: FreeSlot, sequence: int
 
 
 @compilable
-def post(program: Program, team: Team, instruction: Post, sequence: int) -> None:
+def post(program: Program, team: Team, instruction: PostRecord, sequence: int) -> None:
     """Publish this rank's part of a round; the sequence number goes last, with release order."""
     slot = slot_of(team.segment, sequence)
     copy_header(slot.header, program.header)
@@ -205,7 +205,7 @@ def resolve(buffer: Buffer, location: Location, peer: Peer) -> None:
 
 
 @compilable
-def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
+def wait(program: Program, team: Team, instruction: WaitRecord, sequence: int) -> int:
     """Wait until a peer has posted a round; if the rank reads it, resolve the peer's buffers."""
     peer = peer_of(team, instruction.peer)
     if not has_posted(team, peer, sequence):
@@ -234,8 +234,8 @@ def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
 
 
 @compilable
-def mark_of(segment: Address) -> Mark:
-    return Mark(segment + MARK_OFFSET)
+def mark_of(segment: Address) -> WriteMark:
+    return WriteMark(segment + MARK_OFFSET)
 
 
 @compilable

@@ -31,7 +31,7 @@ from typing import Any
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.errors import counted
 from ringreduce.recovery.saving import Saving
-from ringreduce.recovery.wire import Message
+from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.commands import Commands, resized_text
 from ringreduce.supervisor.discovery import Discovery
@@ -258,7 +258,7 @@ class ElasticSupervisor(Supervisor):
             text = "" if present.is_complete else f"{ended} before all ranks had connected"
             self._end(Decision(Next.STOP, code=exit_code(code, 0), text=text))
 
-    def _handle_message(self, rank: Rank, message: Message) -> None:
+    def _handle_message(self, rank: Rank, message: WireMessage) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
         fields, present = message.fields, self._present
         if message.kind == "hello" and rank.connection.token != self._ranks.token:
@@ -306,7 +306,7 @@ class ElasticSupervisor(Supervisor):
         else:
             message.close()
 
-    def _handle_question(self, rank: Rank, message: Message) -> None:
+    def _handle_question(self, rank: Rank, message: WireMessage) -> None:
         """Handle a message whose sender waits for an answer."""
         fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
         if message.kind == "suspect" and not shrinks:
@@ -476,7 +476,7 @@ class ElasticSupervisor(Supervisor):
         if not self._membership.wants_ranks and self._unwritten is None:
             self._commands.done(f"{counted(self._present.size, 'rank')}, as before")
 
-    def _handle_newcomer(self, rank: Rank, message: Message) -> None:
+    def _handle_newcomer(self, rank: Rank, message: WireMessage) -> None:
         """Handle a message of a rank of the next generation, while it starts."""
         if message.kind == "join":
             rank.connection.send("member")
@@ -661,7 +661,7 @@ class ElasticSupervisor(Supervisor):
         present = self._present
         present.answer(present.who_asked("paused"), "raise", text="another rank has left")
         for rank in present.take_suspecting():
-            present.ask(rank, Message("suspect"), self._timeout_s)
+            present.ask(rank, WireMessage("suspect"), self._timeout_s)
         self._answer_all()
 
     def _fence(self) -> None:

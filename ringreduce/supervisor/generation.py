@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringreduce.config import LONGEST_S
-from ringreduce.recovery.wire import Message
+from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor.cleanup import clean_up_job
 from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.launcher import start_mpiexec
@@ -68,7 +68,7 @@ class Generation:
         """The exit code of that rank, or of all ranks that end in order; 0: not known."""
         self.exiting: list[Rank] = []
         """When a rank was lost: those that were about to end as well."""
-        self.asking: dict[Rank, Message] = {}
+        self.asking: dict[Rank, WireMessage] = {}
         """What ranks have asked that wait until all others have asked, too."""
         self.asked_until: float | None = None
         """When ranks count as stopped that have not asked by then; None: no rank waits."""
@@ -132,7 +132,7 @@ class Generation:
 
     # --- what its ranks ask together ---
 
-    def ask(self, rank: Rank, message: Message, timeout_s: float) -> None:
+    def ask(self, rank: Rank, message: WireMessage, timeout_s: float) -> None:
         """Let a rank wait for the others, which have `timeout_s` from the first one that waits."""
         if self.asked_until is None:
             self.asked_until = time.monotonic() + min(timeout_s, LONGEST_S)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ringreduce.processes import FLAGS, stat_of
-from ringreduce.recovery.wire import Connection, Message, WireError
+from ringreduce.recovery.wire import Connection, WireError, WireMessage
 from ringreduce.unix_sockets import peer_process
 
 _PROCESS_INFO = struct.Struct("Q52xi")
@@ -74,7 +74,7 @@ class Said:
     """A rank sent a message."""
 
     rank: Rank
-    message: Message
+    message: WireMessage
 
 
 @dataclass(frozen=True)

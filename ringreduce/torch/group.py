@@ -33,7 +33,7 @@ from ringreduce.torch.ops import prepare, prepare_copy
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
 from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, is_as_in_memory
-from ringreduce.torch.works import AsyncWork, FinishedWork, Message, seconds_of
+from ringreduce.torch.works import AsyncWork, FinishedWork, TensorMessage, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
 _WAITS_S = 0.01
@@ -357,7 +357,7 @@ class RingReduceGroup(NamedGroup):
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
-        return Message(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
+        return TensorMessage(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
     @collective("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
@@ -379,7 +379,7 @@ class RingReduceGroup(NamedGroup):
         if self.comm.is_received_into(room):
             room = np.empty_like(room)
         copy = None if np.may_share_memory(room, out) else partial(deliver, [out])
-        return Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
+        return TensorMessage(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
 
     # --- barriers, the end ---
 

@@ -167,7 +167,7 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class Message(AsyncWork):
+class TensorMessage(AsyncWork):
     """The Work of a message between two ranks.  Functions for its end may make no calls."""
 
     def __init__(

@@ -38,7 +38,7 @@ _GREETING_S = 5.0
 
 
 @dataclass(frozen=True)
-class Mesh:
+class SocketMesh:
     """A connection with every other rank."""
 
     rank: int
@@ -99,7 +99,7 @@ class SeveralHostsError(ValueError):
 
 def connect(
     collect: Collect, rank: int | None, size: int | None, timeout_s: float, where: str = "init"
-) -> Mesh:
+) -> SocketMesh:
     """Connect this rank with all others.  Collective.
 
     Args:
@@ -132,7 +132,7 @@ def connect(
             handshakes.close()
             raise
         own = len({core for each in ranks for core in each.cores})
-        return Mesh(rank, handshakes.streams, min(own, *(each.quota for each in ranks)))
+        return SocketMesh(rank, handshakes.streams, min(own, *(each.quota for each in ranks)))
 
 
 class _Handshakes:

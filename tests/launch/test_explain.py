@@ -24,7 +24,7 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.algorithms.definition import REGISTERED
 from ringreduce.config import Config, Memory
 from ringreduce.launch import case, cli, explain, host
-from ringreduce.launch.probe import Answer, ask
+from ringreduce.launch.probe import ProbeResult, ask
 from ringreduce.picture import to_svg
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, resolve, slice_count
@@ -337,7 +337,7 @@ FOUND = {"shared": True, "single_copy": True}
     ],
 )
 def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, variable, memory):
-    answer = Answer([] if found is None else [found])
+    answer = ProbeResult([] if found is None else [found])
     monkeypatch.setattr(host, "ask", lambda probe: answer)
     monkeypatch.setattr(host, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
@@ -348,7 +348,7 @@ def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, varia
 
 @pytest.mark.parametrize(("ranks", "crowded"), [(4, False), (5, True)])
 def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, crowded):
-    monkeypatch.setattr(host, "ask", lambda probe: Answer([FOUND]))
+    monkeypatch.setattr(host, "ask", lambda probe: ProbeResult([FOUND]))
     monkeypatch.setattr(host, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
     assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
