@@ -157,5 +157,4 @@ def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks])
 
 
 def _others(group: Sequence[int], me: int) -> list[int]:
-    """Return all places but `me`, from the next one on."""
     return [(me + i) % len(group) for i in range(1, len(group))]

@@ -40,8 +40,9 @@ _FOLDS = 5
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.bench") -> int:
     """Measure as the command line says, on every rank of MPI's world.
 
-    Returns 1 if any result was wrong, 2 if the algorithm cannot be had or a file cannot be written,
-    else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
+    Returns 1 if a result was wrong, 2 if the algorithm cannot be had or a file cannot be
+    written, else 0.  SystemExit with code 2 for a wrong command line; one rank prints the
+    reason.
     """
     replace_unencodable()
     given = list(sys.argv[1:] if argv is None else argv)
@@ -101,7 +102,6 @@ def _problem(comm: rr.Communicator, options: Options) -> str:
 
 
 def _cannot_write(options: Options) -> str:
-    """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
         try:
             output.check(options.plot)
@@ -140,7 +140,6 @@ class _BenchRun:
         self._rows: list[list[Timing]] = []
 
     def measure(self) -> None:
-        """Measure size by size; print each size when it is measured."""
         table: Table | None = None
         counts = self._options.counts(self._world.size)
         self._print(*self._introduction())
@@ -155,7 +154,6 @@ class _BenchRun:
             self._progress(done, len(counts))
 
     def end(self) -> int:
-        """The summary, the files, the exit code."""
         options, wrong = self._options, sum(t.wrong or 0 for row in self._rows for t in row)
         ours_wrong = sum(t.wrong or 0 for row in self._rows for t in row if t.contender == OURS)
         rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
@@ -205,12 +203,10 @@ class _BenchRun:
     # --- results ---
 
     def _ours(self) -> list[Timing]:
-        """Our timings, in place where the collective can be."""
         found = [{t.place: t for t in row if t.contender == OURS} for row in self._rows]
         return [places.get(IN_PLACE) or next(iter(places.values())) for places in found]
 
     def _fit(self) -> Fit | None:
-        """The cost model, fitted to our times; None with too few sizes."""
         points: list[Point] = [(t.nbytes, t.median_s) for t in self._ours()]
         if self._world.size < 2 or len(points) < 4:
             return None
@@ -281,7 +277,6 @@ class _BenchRun:
 
 
 def _comment(*texts: str) -> list[str]:
-    """Return the lines of comments, of which none is longer than the table."""
     return [
         line
         for text in texts

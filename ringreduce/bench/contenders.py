@@ -31,8 +31,6 @@ _MPI_LOGICAL = {"and": MPI.LAND, "or": MPI.LOR, "xor": MPI.LXOR, "max": MPI.LOR,
 
 @dataclass
 class Contender:
-    """One implementation of the collective."""
-
     name: str
     place: str
     call: Callable[[], Any]
@@ -56,10 +54,7 @@ class BenchArguments:
     algorithm: str
 
     def ours(self, collective: str, **arguments: Any) -> Callable[..., Any]:
-        """Our call, with the algorithm and `arguments` bound to it where they are not the defaults.
-
-        A keyword that has its default is left out, as a user would leave it out.
-        """
+        """Our call, as a user would write it: without keywords that have their default."""
         if self.algorithm != "auto":
             arguments["algorithm"] = self.algorithm
         if arguments.get("op") == "sum":
@@ -69,7 +64,6 @@ class BenchArguments:
 
     @property
     def part(self) -> int:
-        """Elements of a rank's share, where the array is divided."""
         return self.count // self.comm.size
 
     @property
@@ -78,23 +72,17 @@ class BenchArguments:
 
     @property
     def mine(self) -> slice:
-        """Which share is this rank's."""
         return slice(self.comm.rank * self.part, (self.comm.rank + 1) * self.part)
 
     def mine_of(self, whole: np.ndarray) -> np.ndarray:
-        """This rank's share of `whole`."""
         return whole[self.mine]
 
     def buffer(self, divided: bool = False) -> np.ndarray:
-        """A new array of zeros: the whole array's length, or a share's."""
         return np.zeros(self.part if divided else self.count, self.dtype)
 
     @property
     def mpi_op(self) -> MPI.Op | None:
-        """MPI's name of the op; None where MPI lacks the op, or does not have it for the dtype.
-
-        An all-reduce of one element on one rank shows whether MPI has it.
-        """
+        """MPI's name of the op; None if an all-reduce of one element shows that MPI has none."""
         names = _MPI_LOGICAL if np.dtype(self.dtype).kind == "b" else _MPI_OPS
         op, one = names.get(self.op), np.zeros(1, self.dtype)
         if op is None or not HAS_MPI:
@@ -246,7 +234,6 @@ def contenders_of(collective: str, at: BenchArguments) -> list[Contender]:
 
 
 def wanted(collective: str, inputs: Inputs, at: BenchArguments, iteration: int) -> np.ndarray:
-    """The result of the whole array; each rank gets its part of it."""
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)
     if collective in ("broadcast", "scatter"):

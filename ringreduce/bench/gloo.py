@@ -25,8 +25,6 @@ _OPS = {
 
 
 class Gloo:
-    """A process group of all ranks."""
-
     def __init__(self, torch: Any) -> None:
         self._torch, self._distributed = torch, torch.distributed
 
@@ -71,12 +69,10 @@ class Gloo:
         return self._torch.from_numpy(x)
 
     def close(self) -> None:
-        """Collective."""
         self._distributed.destroy_process_group()
 
 
 def address(world: MPI.Intracomm) -> tuple[str, int]:
-    """A free port of rank 0's host."""
     place = np.zeros(64, np.uint8)
     if world.rank == 0:
         with socket.socket() as free:

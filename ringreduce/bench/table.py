@@ -11,24 +11,18 @@ from ringreduce.bench.options import Options
 
 _TYPES = {"float16": "half", "float32": "float", "float64": "double"}
 _ALGORITHM = 16
-"""The most characters of an algorithm's name."""
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """The measurements of one size."""
-
     algorithm: str
-    """The algorithm that our calls used."""
     timings: Sequence[Timing]
 
     def timing(self, contender: str, place: str) -> Timing | None:
-        """Return the timing of a contender; None if it was not measured."""
         found = (t for t in self.timings if (t.contender, t.place) == (contender, place))
         return next(found, None)
 
     def fastest_baseline(self, place: str) -> Timing | None:
-        """Return the timing of the fastest baseline in `place`; None without baselines."""
         baselines = [t for t in self.timings if t.contender != OURS and t.place == place]
         return min(baselines, key=lambda timing: timing.median_s, default=None)
 
@@ -57,15 +51,14 @@ class _ColumnGroup:
         return sum(column.width for column in self.columns)
 
     def line(self, text: Callable[[_Column], str]) -> str:
-        """Return one line of the group: the text of each column, aligned to the right."""
         return "".join(f"{text(column):>{column.width}}" for column in self.columns)
 
 
 class Table:
-    """Lines for a terminal; all times in microseconds, all rates in GB/s.
+    """Lines for a terminal; times in microseconds, rates in GB/s; at most 80 characters wide.
 
-    At most 80 characters a line, or all columns if `options.wide`.  Its columns are those for which
-    `first`, the row of the first size, has measurements.
+    Its columns are those for which `first`, the row of the first size, has measurements.
+    `options.wide` shows all columns.
     """
 
     def __init__(self, options: Options, ranks: int, first: SizeRow) -> None:
@@ -86,14 +79,12 @@ class Table:
         return lines
 
     def head(self) -> list[str]:
-        """Return the lines above the rows: groups, names, units."""
         titles = [f"{group.title:^{group.width}}" for group in self._groups]
         names = [group.line(lambda column: column.name) for group in self._groups]
         units = [group.line(lambda column: column.unit) for group in self._groups]
         return ["#" + "".join(texts)[1:].rstrip() for texts in (titles, names, units)]
 
     def line(self, row: SizeRow) -> str:
-        """Return the line of one size."""
         texts = (group.line(lambda column: column.cell(row)) for group in self._groups)
         return "".join(texts).rstrip()
 

@@ -20,10 +20,9 @@ _SetBase = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def describe(function: Address, value: Address, into: Address) -> int:
-    """Write the DLTensor of an object to `into`; 0, or -1 if an exception was raised.
+    """Write the DLTensor of an object to `into`; return 0, or -1 if that raised.
 
-    `function` is ``dltensor_from_py_object_no_sync`` of DLPack's exchange API.  Uncompiled, the
-    exception is caught here.
+    `function` is ``dltensor_from_py_object_no_sync`` of DLPack's exchange API.
     """
     try:
         result: int = _Describe(function)(value, into)
@@ -41,18 +40,15 @@ def new_array(
     strides: Address,
     data: Address,
 ) -> Address:
-    """A new reference to a writable array over memory: ``PyArray_NewFromDescr``; 0 if it raised.
+    """Return a new writable array, of type `kind`, over memory: ``PyArray_NewFromDescr``.
 
-    `kind` is the type of arrays.  The array takes over a reference to `dtype`.
+    Returns 0 if that raised.  The array takes over a reference to `dtype`.
     """
     made: int = _NewArray(function)(kind, dtype, ndim, shape, strides, data, WRITABLE, None)
     return made
 
 
 def set_base(function: Address, array: Address, base: Address) -> int:
-    """Let an array take over a reference to the owner of its memory: ``PyArray_SetBaseObject``.
-
-    0, or -1 if an exception was raised.
-    """
+    """Give an array a reference to its memory's owner (``PyArray_SetBaseObject``); -1: it raised."""
     result: int = _SetBase(function)(array, base)
     return result

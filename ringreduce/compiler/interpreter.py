@@ -24,10 +24,7 @@ def integer(value: int) -> Address:
 
 
 def number_within(integer: Address, overflow: Address) -> int:
-    """The value of the Python int at an address: ``PyLong_AsLongLongAndOverflow``.
-
-    -1 if the value has more than 64 bits.  `overflow` is an int of C for the C function.
-    """
+    """Return a Python int, -1 above 64 bits, by ``PyLong_AsLongLongAndOverflow``."""
     value: int = _object_at(integer)
     return value if -(1 << 63) <= value < 1 << 63 else -1
 
@@ -49,10 +46,7 @@ def set_item(items: Address, index: int, value: Address) -> None:
 
 
 def leave_interpreter() -> Address:
-    """Release the interpreter's lock: ``PyEval_SaveThread``; the state for `enter_interpreter`.
-
-    Uncompiled code needs the lock and keeps it.
-    """
+    """Release the interpreter's lock, if compiled (``PyEval_SaveThread``); return its state."""
     return 0
 
 
@@ -61,7 +55,7 @@ def enter_interpreter(state: Address) -> None:
 
 
 def call_object(function: Address, arguments: Address, count: int, names: Address) -> Address:
-    """Call a Python function: ``PyObject_Vectorcall``; a new reference, 0 if it raised.
+    """Call a Python function by ``PyObject_Vectorcall``; return a new reference, 0 if it raised.
 
     Uncompiled, the exception is raised here.
     """
@@ -72,18 +66,12 @@ def call_object(function: Address, arguments: Address, count: int, names: Addres
 
 
 def attribute(value: Address, name: Address) -> Address:
-    """A new reference to an attribute: ``PyObject_GetAttr``; 0 if it raised.
-
-    Uncompiled, the exception is raised here.
-    """
+    """Return a new reference to an attribute by ``PyObject_GetAttr``; 0 if compiled and raised."""
     return _new_reference(getattr(_object_at(value), _object_at(name)))
 
 
 def forget_exception() -> None:
-    """Go on as if no exception had been raised: ``PyErr_Clear``.
-
-    Uncompiled code has nothing to forget: exceptions propagate as in any Python.
-    """
+    """Forget an exception of compiled code (``PyErr_Clear``); in Python exceptions propagate."""
 
 
 def keep_object(address: Address) -> None:

@@ -35,7 +35,7 @@ _emits: Callable[..., Callable[[_Function], _Function]] = lower_builtin
 
 
 def register() -> None:
-    """Make records and `compilable` functions known to Numba, if they are new since the last call.
+    """Make records and `compilable` functions known to Numba, if they are new.
 
     To be called before every compilation, by one thread at a time.
     """
@@ -46,7 +46,6 @@ def register() -> None:
 
 
 def _register_record(record: type[Record]) -> None:
-    """Let compiled code call ``record(address)``."""
     kind = from_dtype(dtype(record))
 
     @_types(record)
@@ -127,7 +126,6 @@ def _fetch_and_add(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _is_word(record: Any, field: Any) -> bool:
-    """Whether a record has a field of that literal name that is a word."""
     if not isinstance(record, types.Record) or not isinstance(field, types.StringLiteral):
         return False
     name = field.literal_value
@@ -233,8 +231,6 @@ def _nanoseconds(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
 
 
 def _process_call(name: str) -> Generate:
-    """A generator of calls of process_vm_readv or process_vm_writev."""
-
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
         function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -271,8 +267,6 @@ def _call_run(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
 
 
 def _c_function(name: str, arguments: int, result: Any = _WORD) -> Generate:
-    """A generator of calls of a C function of words."""
-
     def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
         kind = ir.FunctionType(result, (_WORD,) * arguments)
         called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)

@@ -79,7 +79,6 @@ class PyArray(Record):
 
 @compilable
 def tuple_items(items: Address) -> Address:
-    """The address of the addresses of a tuple's items, which follow its head."""
     return items + _TUPLE_HEAD_BYTES
 
 
@@ -90,7 +89,6 @@ def tuple_item(items: Address, index: int) -> Address:
 
 @compilable
 def same_kind(a: PyArray, b: PyArray) -> bool:
-    """Whether two arrays have the same type, dtype and shape."""
     if a.type != b.type or a.descr != b.descr or a.ndim != b.ndim:
         return False
     for i in range(a.ndim):

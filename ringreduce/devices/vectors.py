@@ -46,27 +46,21 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 @dataclass(frozen=True)
 class VectorKind:
-    """The type of a vector."""
-
     element: ir.Type
     lanes: int
-    """Number of elements, 1 or more."""
     signed: bool = True
     """Whether integers are compared and shifted right as signed: LLVM's types have no sign."""
 
     @property
     def vector(self) -> ir.VectorType:
-        """The type as LLVM has it."""
         return ir.VectorType(self.element, self.lanes)
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floats, not integers."""
         return not isinstance(self.element, ir.IntType)
 
 
 _FLOATS = {4: ir.FloatType(), 8: ir.DoubleType()}
-"""The element types of vectors by bytes."""
 _BITS = VectorKind(ir.IntType(16), CHUNK // 2)
 """A chunk of 16-bit floats, by their bits."""
 _PAIRS = VectorKind(ir.IntType(32), CHUNK // 4, signed=False)
@@ -78,8 +72,6 @@ _HALVES, _WIDE_HALVES = (
 
 
 class Mask:
-    """True or false for each element of a vector."""
-
     def __init__(self, builder: Builder, value: ir.Value) -> None:
         self.builder, self.value = builder, value
 
@@ -142,7 +134,6 @@ class Vec:
     # --- other kinds ---
 
     def viewed(self, kind: VectorKind) -> Vec:
-        """View the same bits as a vector of `kind`."""
         return Vec(self.builder, self.builder.bitcast(self.value, kind.vector), kind)
 
     def widened(self, kind: VectorKind) -> Vec:
@@ -176,7 +167,6 @@ def _constant(kind: VectorKind, number: int) -> ir.Constant:
 
 
 def where(mask: Mask, chosen: Vec | int, other: Vec) -> Vec:
-    """The elements of `chosen` where `mask` is true, of `other` where it is false."""
     value = chosen.value if isinstance(chosen, Vec) else _constant(other.kind, chosen)
     return Vec(other.builder, other.builder.select(mask.value, value, other.value), other.kind)
 
@@ -200,7 +190,6 @@ def _least_or_nan(left: Vec, right: Vec) -> Vec:
 
 
 def _greatest_or_nan(left: Vec, right: Vec) -> Vec:
-    """As `_least_or_nan`."""
     return where((left > right) | left.is_nan(), left, right)
 
 
@@ -230,7 +219,6 @@ def _encodes_nan(bits: Vec, name: str) -> Mask:
 
 
 def _ordered(bits: Vec) -> Vec:
-    """Sign and magnitude to an integer of the same order, -0 before 0; and back again."""
     return bits ^ ((bits >> 15) & MAGNITUDE_BITS)
 
 
@@ -284,7 +272,6 @@ class Lanes:
     """Functions that combine chunks of one dtype by one operation."""
 
     kind: VectorKind
-    """Kind of the vectors that are read and written."""
     combine: Combine
     """Combines two vectors that `widen` has made, into one of their kind."""
     widen: Callable[[Vec], tuple[Vec, ...]] = _as_it_is
@@ -321,11 +308,12 @@ def folding(lanes: Lanes) -> tuple[Intrinsic, Intrinsic, Intrinsic]:
 
     ``fold_two(into, left, right)``: all three are addresses of chunks.
 
-    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the address
-    of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind those addresses.
+    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the
+    address of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind
+    those addresses.
 
-    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a chunk.
-    `memory` is the address of a chunk of memory, into which each array's bytes are copied first.
+    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a
+    chunk, which are copied to `memory`, of a chunk's length, first.
     """
 
     def read(builder: Builder, address: ir.Value) -> Vec:

@@ -71,12 +71,10 @@ class ExplainRequest:
 
     @property
     def layout(self) -> Nodes:
-        """The ranks of each node, by number."""
         return parse_nodes(self.nodes or (self.ranks,), self.ranks)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         try:
             dtype = np.dtype(self.dtype)
         except TypeError:
@@ -97,12 +95,9 @@ class PipelineRequest:
     """A pipeline to explain, and what to print.  Raises ValueError for a wrong field."""
 
     name: str
-    """Name of the schedule."""
     ranks: int
     splits: int
-    """Microbatches."""
     virtual: int = 1
-    """Stages of each rank."""
     prove: bool = False
     svg: Path | None = None
     png: Path | None = None
@@ -117,7 +112,6 @@ class PipelineRequest:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """The schedule that is shown."""
         return schedule(self.name, self.ranks, self.splits, self.virtual)
 
 
@@ -130,7 +124,6 @@ class Case:
 
     request: ExplainRequest
     config: Config
-    """The settings of a communicator that runs the call."""
 
     @classmethod
     def of(cls, request: ExplainRequest) -> Case:
@@ -146,28 +139,22 @@ class Case:
 
     @cached_property
     def algorithm(self) -> str:
-        """The algorithm that is shown."""
         named = self.request.algorithm
         return self.choice.algorithm if named == "auto" else named
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule that is shown."""
         request = self.request
         return build(request.collective, self.algorithm, request.layout, request.root)
 
     @cached_property
     def slices(self) -> int:
-        """The number of slices that the array is divided into."""
         request = self.request
         return slice_count(self.schedule, request.nbytes, request.layout, self.config)
 
     @cached_property
     def predicted_s(self) -> Mapping[str, float]:
-        """Algorithm -> predicted seconds, of the candidates and of the algorithm that is shown.
-
-        The cheapest comes first.
-        """
+        """Algorithm -> predicted seconds, cheapest first, of the candidates and the one shown."""
         predicted_s, name, request = dict(self.choice.predicted_s), self.algorithm, self.request
         if name not in predicted_s:
             nbytes = priced_bytes(request.nbytes)

@@ -47,7 +47,7 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact, and what to do about it: `advice` is empty if nothing is wrong."""
+    """A fact, and the advice about it; "" if nothing is wrong."""
 
     name: str
     value: str
@@ -56,7 +56,6 @@ class Finding:
     """Whether no job runs until the advice is followed."""
 
     def line(self, colours: Colours) -> str:
-        """Return the fact, after ok or fix."""
         if not self.advice:
             return f"{colours.good('ok')}   {self.name:<14} {self.value}"
         paint = colours.bad if self.essential else colours.doubtful
@@ -67,10 +66,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def main() -> int:
-    """Print all findings, and count the problems.
-
-    Returns 1 if no job runs until a problem is solved, else 0.
-    """
+    """Print and count all findings; return 1 if no job runs until one is solved, else 0."""
     colours = Colours.of(sys.stdout)
     problems = []
     for check in CHECKS:
@@ -100,7 +96,6 @@ def _summary(problems: Sequence[Finding]) -> str:
 
 
 def clean() -> int:
-    """Remove the files that MPI jobs have left behind, and name each.  Returns the exit code."""
     removed = remove_abandoned_files()
     for path, nbytes in removed.items():
         print(f"removed {path}, {nbytes:,} bytes")
@@ -109,13 +104,11 @@ def clean() -> int:
 
 
 def _files_text(files: Mapping[Path, int]) -> str:
-    """Return text such as: 3 files, 6 MiB in all."""
     count = counted(len(files), "file")
     return f"{count}, {sum(files.values()) / _MIB:,.0f} MiB in all"
 
 
 def this_process() -> Iterable[Finding]:
-    """The package, Python, and the platform."""
     version = _distribution("ringreduce", "source tree")
     yield Finding("ringreduce", f"{version}, {Path(__file__).parent}")
     implementation = f"{platform.python_implementation()} {platform.python_version()}"
@@ -125,7 +118,6 @@ def this_process() -> Iterable[Finding]:
 
 
 def machine() -> Iterable[Finding]:
-    """Cores and memory that this process may use."""
     limit, bound = quota(), len(os.sched_getaffinity(0))
     limited = f", limited to the time of {limit:g}" if limit < math.inf else ""
     advice = ""
@@ -164,7 +156,6 @@ def mpi() -> Iterable[Finding]:
 
 
 def job_findings(answer: ProbeResult) -> Iterable[Finding]:
-    """Yield the findings of the answer of a job of two ranks about their MPI."""
     if not answer.lines:
         advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
         yield Finding("MPI", f"two ranks do not start: {answer.complaint}", advice, essential=True)
@@ -184,8 +175,7 @@ def job_findings(answer: ProbeResult) -> Iterable[Finding]:
 def level_findings(answer: ProbeResult, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
     """Yield for each level of recovery what it does; or that it does not hold here, and why not.
 
-    `answer` is that of two probes `shrink`, started with fault tolerance if `mpiexec` has it.
-    `problem` is why no job with ``--elastic`` starts.
+    `answer` is that of two probes `shrink`; `problem` is why no job with ``--elastic`` starts.
     """
     why, advice = problem
     reason = why or _why_not_live(answer)
@@ -375,7 +365,6 @@ def gpu() -> Iterable[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
-"""All checks, in the order of their output."""
 
 
 def _distribution(name: str, otherwise: str = "of unknown version") -> str:

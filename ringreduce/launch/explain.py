@@ -30,19 +30,13 @@ from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of
 
 _MOST_RANKS = 8
-"""The number of ranks that are drawn side by side."""
 _MOST_ROWS = 16
-"""The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
 _LONGEST_RANKS = 24
-"""The most characters of a list of ranks."""
 
 
 def main(request: ExplainRequest | PipelineRequest) -> int:
-    """Print the explanation and write the pictures.  Returns the exit code.
-
-    Before a code other than 0 it prints the reason.
-    """
+    """Print the explanation and write the pictures.  Returns the exit code, with its reason."""
     try:
         for path in filter(None, (request.svg, request.png)):
             output.check_writable(path)
@@ -64,7 +58,6 @@ def main(request: ExplainRequest | PipelineRequest) -> int:
 
 
 def _explain(case: Case) -> int:
-    """Print every section.  Returns the exit code."""
     schedule, colours = case.schedule, Colours.of(sys.stdout)
     print(wrapped(colours.strong(_headline(case))))
     proven: list[str] = []
@@ -100,7 +93,6 @@ def _print_json(case: Case) -> None:
 
 
 def _written(case: Case) -> list[Path]:
-    """Write the pictures that are asked for, and return their paths."""
     paths = [path for path in (case.request.svg, case.request.png) if path]
     if paths:
         nodes = case.request.layout if len(case.request.layout) > 1 else None
@@ -148,10 +140,7 @@ def _drawing(schedule: Schedule, failed: Mapping[int, int] | None = None) -> lis
 
 
 def _traffic(case: Case) -> list[str]:
-    """Tabulate steps and bytes: ranks with the same numbers share a row.
-
-    In parentheses: bytes as a multiple of the array's.
-    """
+    """Tabulate steps and bytes, also as multiples of the array's; ranks alike share a row."""
     schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, case.chunk_bytes
     alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in range(schedule.size):
@@ -175,7 +164,6 @@ def _traffic(case: Case) -> list[str]:
 
 
 def _prices(case: Case, colours: Colours) -> list[str]:
-    """Tabulate the predicted time of every candidate, the cheapest first."""
     rows = [("candidate", "predicted")]
     rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
     heading, *lines = table(rows)
@@ -207,7 +195,6 @@ def _marked(line: str, name: str, case: Case, colours: Colours) -> str:
 
 
 def _proven(schedule: Schedule, proof: Proof) -> list[str]:
-    """List the properties that the check has proven, one a line."""
     lines = []
     if proof.results:
         chunk, expression = next(iter(proof.results.items()))

@@ -12,11 +12,10 @@ class VariableError(Exception):
 
 
 def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
-    """Return what a job of `ranks` ranks on this host finds; None if it exchanges messages.
+    """Return what memory a job of `ranks` ranks on this host shares; None: it exchanges messages.
 
-    The job is one that `ringreduce run` starts here, with the cores and variables of this process.
-    `transport` is as for `ringreduce.init`; with ``"shm"`` the result is never None.  Raises
-    VariableError for a variable that `init` would refuse.
+    `transport` is as for `ringreduce.init`.  Raises VariableError for a variable that `init`
+    would refuse.
     """
     transport = transport or _transport_of_environment()
     if transport == "mpi":

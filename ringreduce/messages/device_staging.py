@@ -27,7 +27,6 @@ from ringreduce.planning.operations import (
 from ringreduce.transports.base import Request, Transport
 
 _SHORTEST_BLOCK = 8 << 10
-"""Bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +48,10 @@ class PinnedBuffers:
         """Shorter blocks that were replaced: earlier flows stay bound to them."""
 
     def take(self, index: int, nbytes: int) -> Block:
-        """Return block `index`; replace it first if it has less than `nbytes` bytes.
+        """Return block `index`, of at least `nbytes` bytes; a shorter one is replaced.
 
-        Lengths are powers of two, so all replaced blocks together are not longer than those in use.
+        Lengths are powers of two, so all replaced blocks together are not longer than those
+        in use.
         """
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]
@@ -85,7 +85,6 @@ class Outbox:
         self._started = self._done = 0
 
     def start(self) -> None:
-        """Enqueue all copies to blocks."""
         self._started = self._done = 0
         for send in self._sends:
             if send.block is not None:
@@ -127,10 +126,7 @@ class Inbox:
         self.started()
 
     def started(self) -> bool:
-        """Post the receives that are not posted yet, in order; True if all are posted.
-
-        A block is free when the copy of its earlier data to the device is complete.
-        """
+        """Post, in order, the receives whose blocks are free; return whether all are posted."""
         for recv in self._recvs[self._started :]:
             if recv.block is not None and not recv.block.copied.reached():
                 return False
@@ -160,18 +156,14 @@ class StagedStep:
         """Whether the step is complete only after its sends; else after its receives."""
 
     def started(self) -> bool:
-        """Whether all messages are under way, so that they can be counted and withdrawn."""
         return all([self._inbox.started(), *(outbox.started() for outbox in self._outboxes)])
 
     def test(self) -> bool:
-        """Advance all messages; True if the step is complete."""
         out = [outbox.done() if self._waits else outbox.started() for outbox in self._outboxes]
         return self._inbox.done() and (all(out) or not self._waits)
 
 
 class StagingBinder(Binder):
-    """Binds a slice of arrays on a device that has a stream."""
-
     def __init__(
         self,
         flow: Flow,
@@ -276,7 +268,6 @@ def bind_staging(
     index: int,
     slot: int,
 ) -> Flow:
-    """Bind a slice as `messages.binding.bind` does, for a device that has a stream."""
     flow = Flow(index, slot)
     return fill(
         StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned

@@ -29,13 +29,10 @@ _HEAD, _ROW, _BAR = 74.0, 19.0, 13.0
 _GAP = 12.0
 """Space between groups, and between a bar and its words."""
 _WIDEST = 420.0
-"""The width of the bar with the largest value."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A value of at least 0, and `words` for it."""
-
     name: str
     value: float
     words: str
@@ -44,8 +41,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars with a name in common."""
-
     name: str
     bars: Sequence[Bar]
 
@@ -79,7 +74,6 @@ def draw_bars(title: str, facts: str, groups: Sequence[BarGroup]) -> str:
 
 
 def _drawn(bar: Bar, left: float, top: float, share: float) -> Iterator[str]:
-    """Yield the name, the bar and the value; the bar begins at `left`."""
     y, base = top + (_ROW - _BAR) / 2, top + _ROW / 2 + 4
     at = {"x": left, "y": y, "height": _BAR, "rx": 3}
     yield text(left - _GAP, base, bar.name, NAME_SIZE, text_anchor="end")

@@ -29,7 +29,6 @@ from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
-"""Space between the border of a column or frame and its contents."""
 _BAR_GAP = 3.0
 _LABELLED_FROM = 16.0
 """The least height at the start of a message for a label."""
@@ -40,8 +39,6 @@ _FAR_NAMES_FROM = 12
 
 
 class Drawing:
-    """A schedule laid out: its size, and its elements."""
-
     def __init__(self, schedule: Schedule, nodes: Nodes | None, follow: int | None = None) -> None:
         _check(schedule, nodes, follow)
         self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
@@ -88,7 +85,6 @@ class Drawing:
         return document(self.width, self.height, self._title, elements)
 
     def _follows(self, message: Message) -> bool:
-        """Return whether the picture shows this message with its full strength."""
         return self._follow is None or self._follow in map(chunk_of, message.chunks)
 
     def _paint(self, message: Message) -> str:
@@ -103,7 +99,6 @@ class Drawing:
         return is_labelled and self._follows(message)
 
     def _words(self) -> Iterator[str]:
-        """Yield the title, the facts, and the number of each column."""
         yield text(MARGIN, 34, self._title, TITLE_SIZE, font_weight="bold")
         yield text(MARGIN, 56, self._facts, FACTS_SIZE, fill=FAINT)
         axis = "step" if self._timeline.in_lockstep else "time"
@@ -117,7 +112,6 @@ class Drawing:
                 yield text(middle, y, str(column), NUMBER_SIZE, fill=FAINT, text_anchor="middle")
 
     def _frames(self) -> Iterator[str]:
-        """Yield a frame around each node's lanes."""
         sides = {"x": MARGIN - _PAD, "width": self.width - 2 * (MARGIN - _PAD), "rx": 8}
         for number, (top, bottom) in enumerate(self._layout.frames if self._framed else ()):
             frame = element("rect", y=top, height=bottom - top, **sides, fill=FRAME, stroke=EDGE)
@@ -127,7 +121,6 @@ class Drawing:
             yield element("g", frame + name, class_="node")
 
     def _lanes(self) -> Iterator[str]:
-        """Yield each rank's name, with a bar for each of its steps."""
         layout = self._layout
         for rank in layout.tops:
             y = layout.y(rank) + 4
@@ -162,7 +155,6 @@ class Drawing:
         )
 
     def _message(self, arrow: Arrow) -> str:
-        """Return the line and the head of a message."""
         message, reduce = arrow.message, arrow.message.reduce
         paint = self._paint(message)
         (x1, y1), (x2, y2) = arrow.start, arrow.end
@@ -191,7 +183,6 @@ class Drawing:
 
 
 def _check(schedule: Schedule, nodes: Nodes | None, follow: int | None) -> None:
-    """Raise ValueError for nodes that do not list the ranks once, and for an unknown chunk."""
     every = list(range(schedule.size))
     if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
         raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")

@@ -37,11 +37,9 @@ _HEAD, _FOOT = 88.0, 24.0
 """Space above the lanes of a chart, for its words and its numbers, and space below them."""
 _LABEL_SIZE, _LABEL_PAD = 11.0, 3.5
 _LINE = 11.5
-"""The distance of the lines of a label."""
 _WIDEST = 1500.0
 """The most width of the lanes.  Where it is too little for the labels, they are left out."""
 _SHARE_WIDTH = 76.0
-"""The width of the idle share, to the right of a lane."""
 _SHIFT = 2.5
 """Arrows down are this much to the left of their times, and arrows up to the right."""
 _STROKE, _TIP = 1.25, 4.0
@@ -52,21 +50,16 @@ _STUB = 11.0
 
 @dataclass(frozen=True)
 class LaneBar:
-    """What a rank does from `begin` to `end`."""
-
     begin: float
     end: float
     label: str
     """One line or two, in the bar if there is room."""
     colour: str
     words: str
-    """Its tooltip."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank, and what it does, in order."""
-
     name: str
     bars: Sequence[LaneBar]
 
@@ -75,8 +68,8 @@ class Lane:
 class LaneArrow:
     """A message from a lane to a lane, each at its time.
 
-    If the lanes are not neighbours, they must be the first and the last one.  The arrow then leaves
-    the chart behind one of them, and returns behind the other one: it crosses no lane.
+    The lanes must be neighbours, or the first and the last one: then the arrow goes round the
+    chart, and crosses no lane.
     """
 
     sender: tuple[int, float]
@@ -84,7 +77,6 @@ class LaneArrow:
     receiver: tuple[int, float]
     colour: str
     words: str
-    """Its tooltip."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +90,19 @@ class LaneChart:
 
     @property
     def time(self) -> float:
-        """When the last bar ends."""
         return max((bar.end for lane in self.lanes for bar in lane.bars), default=0.0)
 
 
 class Sample(NamedTuple):
-    """A colour, and its meaning."""
-
     colour: str
     words: str
     upward: bool = False
-    """The direction of an arrow."""
 
 
 def draw_lanes(
     charts: Sequence[LaneChart], fills: Sequence[Sample], arrows: Sequence[Sample]
 ) -> str:
-    """Return an SVG document: the charts on one scale of time, and a legend of the colours.
-
-    `fills` are the colours of bars, `arrows` those of messages, each with its meaning.
-    """
+    """Return an SVG document: charts on one scale of time, and the meaning of their colours."""
     time = max(chart.time for chart in charts)
     needed = max((_needed(chart) for chart in charts), default=0.0)
     words = max(
@@ -156,8 +141,6 @@ def _label_width(bar: LaneBar) -> float:
 
 
 class _LaneDrawing:
-    """A chart at its place in the picture; `top` is the y above its words."""
-
     def __init__(self, chart: LaneChart, top: float, scale: float, time: float) -> None:
         self._chart, self._top, self._scale, self._time = chart, top, scale, time
         self._first = top + _HEAD
@@ -166,7 +149,6 @@ class _LaneDrawing:
         self.bottom = self._first + lanes * _LANE + (lanes - 1) * _GAP + _FOOT
 
     def elements(self) -> Iterator[str]:
-        """Yield the elements: words, lanes, arrows between the lanes, and bars."""
         chart = self._chart
         yield text(MARGIN, self._top + 34, chart.title, TITLE_SIZE, font_weight="bold")
         yield text(MARGIN, self._top + 54, chart.facts, FACTS_SIZE, fill=FAINT)
@@ -180,7 +162,6 @@ class _LaneDrawing:
         return self._left + time * self._scale
 
     def _y(self, lane: int) -> float:
-        """Return the top of a lane."""
         return self._first + lane * (_LANE + _GAP)
 
     def _numbers(self) -> Iterator[str]:
@@ -208,7 +189,6 @@ class _LaneDrawing:
         )
 
     def _bars(self, number: int, lane: Lane) -> Iterator[str]:
-        """Yield the name of a lane, its bars, its gaps with their share, and the idle share."""
         middle, time = self._y(number) + _LANE / 2 + 4, self._chart.time
         yield text(self._left - 10, middle, lane.name, NAME_SIZE, text_anchor="end")
         end, idle = 0.0, 0.0
@@ -249,7 +229,6 @@ class _LaneDrawing:
         )
 
     def _share(self, number: int, begin: float, end: float) -> Iterator[str]:
-        """Yield the share of an idle gap, if it is wide enough."""
         time = self._chart.time
         words = _percent((end - begin) / time) if time else ""
         if end > begin and text_width(words, _LABEL_SIZE) + 4 <= (end - begin) * self._scale:
@@ -278,14 +257,12 @@ class _LaneDrawing:
 
 
 def _upright(x: float, y: float, down: int, colour: str, length: float = _STUB) -> str:
-    """Return an arrow up or down that begins at (x, y)."""
     line = f"M{x:.6g},{y:.6g}V{y + (length - _TIP) * down:.6g}"
     stroke = element("path", d=line, stroke=colour, stroke_width=_STROKE)
     return stroke + _head(x, y + length * down, down, colour)
 
 
 def _head(x: float, y: float, down: int, colour: str) -> str:
-    """Return the head of an arrow whose tip is at (x, y)."""
     back, half = y - down * (_TIP + 1), 0.6 * _TIP
     points = f"M{x - half:.6g},{back:.6g}L{x:.6g},{y:.6g}L{x + half:.6g},{back:.6g}z"
     return element("path", d=points, fill=colour)

@@ -12,7 +12,6 @@ from ringreduce.schedules.matching import Message, RankStep
 
 TOP = 106.0
 NAME_WIDTH = 64.0
-"""The width of the ranks' names, to the left of their lanes."""
 _LANE_GAP, _NODE_GAP, _NODE_HEAD, _NODE_FOOT = 8.0, 12.0, 24.0, 10.0
 _LANE, _TALLEST_LANE = 28.0, 160.0
 _PORT = 17.0
@@ -25,21 +24,15 @@ _WIDEST_COLUMN = 1600.0
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One message, from the left of its column to the right."""
-
     message: Message
     column: int
     start: tuple[float, float]
-    """(x, y) in the sender's lane."""
     end: tuple[float, float]
-    """(x, y) in the receiver's lane."""
     room: tuple[float, float]
     """The height for this message alone, at its start and at its end."""
 
 
 class Layout:
-    """A timeline with the positions of all lanes, node by node."""
-
     def __init__(
         self,
         timeline: StepColumns,
@@ -49,15 +42,10 @@ class Layout:
         label_width: float,
         least_right: float,
     ) -> None:
-        """Place the lanes of `nodes`, with frames if `framed`.
-
-        `label_width` is that of the widest label.  The last column ends at `least_right` or beyond.
-        """
+        """Place the lanes of `nodes`; the last column ends at `least_right` or beyond."""
         self.timeline = timeline
         self.lanes = self._lanes()
-        """Rank -> the height of its lane."""
         self.tops: dict[int, float] = {}
-        """Rank -> the top of its lane."""
         self.frames: list[tuple[float, float]] = []
         """Node -> the top and the bottom of its frame."""
         y = TOP
@@ -86,15 +74,12 @@ class Layout:
         return [min(max(_LANE, number * _PORT + 4), _TALLEST_LANE) for number in most]
 
     def x(self, column: float) -> float:
-        """Return the left side of a column."""
         return self.left + column * self.column
 
     def y(self, rank: int) -> float:
-        """Return the middle of a rank's lane."""
         return self.tops[rank] + self.lanes[rank] / 2
 
     def arrows(self) -> list[Arrow]:
-        """Return every message, in the order of time."""
         starts = self._ports(lambda message: message.sender, lambda message: message.receiver)
         ends = self._ports(lambda message: message.receiver, lambda message: message.sender)
         return [
@@ -113,7 +98,8 @@ class Layout:
     ) -> dict[Message, tuple[float, float]]:
         """Return each message's y in the lane of its rank `here`, and the height that it has.
 
-        The messages of a lane are ordered by their other ends, so that arrows do not cross at once.
+        The messages of a lane are ordered by their other ends, so that arrows do not cross
+        at once.
         """
         groups: dict[tuple[int, int], list[Message]] = defaultdict(list)
         for message, column in self.timeline.messages.items():

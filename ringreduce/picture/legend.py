@@ -15,11 +15,8 @@ from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
-"""The width of a sample."""
 _SWATCH = 16.0
-"""The side of a sample of a colour."""
 _LONGEST_RANGES = 40
-"""Letters."""
 _Sample = Callable[[float, float], str]
 """(left, middle) -> an element, at most `_SAMPLE` wide."""
 
@@ -44,7 +41,6 @@ def legend(
 
 
 def _entries(schedule: Schedule, timeline: StepColumns) -> Iterator[tuple[_Sample, str]]:
-    """Yield a sample and its meaning for each kind of element that this picture has."""
     carrying = [message for message in timeline.messages if message.chunks]
     if any(message.reduce for message in carrying):
         yield partial(_arrow, reduce=True), "is added in"
@@ -83,7 +79,6 @@ def _bar(x: float, y: float) -> str:
 def _colours(
     moved: Sequence[int], paints: Paints, y: float, width: float
 ) -> tuple[list[str], float]:
-    """Return a sample of each colour with its moved chunks, and the middle of the last row."""
     chunks_of: dict[int, list[int]] = {}
     for chunk in moved:
         chunks_of.setdefault(paints.numbers[chunk], []).append(chunk)

@@ -11,7 +11,6 @@ LARGEST_HEAD = 5.5
 """Half the height of a head."""
 _LABEL_SIZE, _LABEL_HEIGHT = 10.0, 14.0
 _LONGEST_LABEL = 7
-"""Letters."""
 
 
 def line(
@@ -50,7 +49,6 @@ def head(tip: tuple[float, float], size: float, paint: str, *, reduce: bool) -> 
 
 
 def label(x: float, y: float, words: str, paint: str) -> str:
-    """Return a framed label with its left end at `x` and its middle at `y`."""
     frame = element(
         "rect",
         x=x,

@@ -24,10 +24,10 @@ def in_parts(chunks: int) -> list[int]:
 
 
 def in_rails(chunks: int, timeline: StepColumns, nodes: Nodes | None) -> list[int] | None:
-    """Return the rail of each chunk, numbered in the order of their chunks.
+    """Return the rail of each chunk, or None if the rails get no colours of their own.
 
-    Chunks on one rail cross between nodes from and to the same ranks.  Returns None if there is
-    one rail, if there are more rails than colours, or if a chunk never crosses.
+    Chunks on one rail cross between nodes from and to the same ranks.  None: there is one rail,
+    there are more rails than colours, or a chunk never crosses.
     """
     crossing: dict[int, set[int]] = defaultdict(set)
     for message in timeline.crossing(nodes):
@@ -41,13 +41,10 @@ def in_rails(chunks: int, timeline: StepColumns, nodes: Nodes | None) -> list[in
 
 
 class Paints:
-    """The paint of messages: the colour of their chunks, or a gradient through several colours."""
-
     def __init__(self, chunks: int, timeline: StepColumns, nodes: Nodes | None) -> None:
         rails = in_rails(chunks, timeline, nodes)
         self.has_rails = rails is not None
         self.numbers = rails if rails is not None else in_parts(chunks)
-        """Chunk -> the number of its colour."""
         self._gradients: dict[tuple[str, ...], str] = {}
 
     def of(self, chunks: Chunks) -> str:
@@ -58,7 +55,6 @@ class Paints:
         return f"url(#{self._gradients.setdefault(colours, f'paint{len(self._gradients)}')})"
 
     def definitions(self) -> Iterable[str]:
-        """Yield the elements of the gradients that `of` has returned."""
         for colours, name in self._gradients.items():
             stops = "".join(
                 element("stop", offset=round(i / (len(colours) - 1), 3), stop_color=colour)

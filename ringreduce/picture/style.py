@@ -29,9 +29,7 @@ TINTS = ("#c3d6f2", "#f6cfae", "#bfe0d3", "#e3c6dd")
 """The first colours of `PALETTE` as backgrounds of text."""
 FAMILY = "system-ui, sans-serif"
 TITLE_SIZE, FACTS_SIZE, NAME_SIZE, NUMBER_SIZE = 18.0, 12.0, 12.0, 11.0
-"""Sizes of text."""
 DASHED, DOTTED = "5 3", "1 3"
-"""Patterns of lines."""
 MARGIN = 20.0
 """Space between the border of a picture and its elements."""
 DARK = {
@@ -79,12 +77,10 @@ def document(width: float, height: float, title: str, elements: Sequence[str]) -
 
 
 def in_light(svg: str) -> str:
-    """Return a picture of `document` with the colours of a light page alone."""
     return re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}\n", "", svg)
 
 
 def in_dark(svg: str) -> str:
-    """Return a picture of `document` with the colours of a dark page alone."""
     attribute = "|".join(_ATTRIBUTES)
     return re.sub(
         rf'({attribute})="(#\w+)"',
@@ -94,7 +90,6 @@ def in_dark(svg: str) -> str:
 
 
 def _rules(picture: str) -> str:
-    """Return a CSS rule for each attribute and colour that `picture` has."""
     return "".join(
         f'[{name}="{light}"]{{{name}:{dark}}}'
         for light, dark in DARK.items()

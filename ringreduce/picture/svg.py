@@ -30,12 +30,10 @@ def element(name: str, content: str | None = None, /, **attributes: float | str)
 
 
 def text(x: float, y: float, words: str, size: float, **attributes: float | str) -> str:
-    """Return a line of text with its baseline at `y`."""
     return element("text", escape(words), x=x, y=y, font_size=size, **attributes)
 
 
 def tooltip(words: str) -> str:
-    """Return a tooltip for the element around it."""
     return element("title", escape(words))
 
 

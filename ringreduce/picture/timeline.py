@@ -15,7 +15,6 @@ from ringreduce.schedules.matching import Message, RankStep, match, other_end, p
 from ringreduce.schedules.schedule import Schedule
 
 Nodes = Sequence[Sequence[int]]
-"""The ranks of each node."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,9 @@ class StepColumns:
     borders: Sequence[Sequence[int]]
     """Rank -> the column in which each step begins, then the column after its last step."""
     messages: Mapping[Message, int]
-    """Message -> its column."""
 
     @classmethod
     def of(cls, schedule: Schedule) -> StepColumns:
-        """Make the timeline.  Raises ScheduleError for unmatched messages and deadlocks."""
         ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
         messages: dict[Message, int] = {}
         posted = posts(match(ranks))
@@ -55,11 +52,9 @@ class StepColumns:
 
     @property
     def steps(self) -> int:
-        """The most steps of a rank."""
         return max((len(borders) - 1 for borders in self.borders), default=0)
 
     def crossing(self, nodes: Nodes | None) -> list[Message]:
-        """Return the messages between ranks of different nodes; without `nodes` there are none."""
         node_of = {rank: number for number, node in enumerate(nodes or ()) for rank in node}
         ends = (
             (m, node_of.get(m.sender.rank), node_of.get(m.receiver.rank)) for m in self.messages

@@ -67,7 +67,6 @@ def facts(schedule: Schedule, nodes: Nodes | None, timeline: StepColumns) -> str
 
 
 def nodes_text(sizes: Sequence[int]) -> str:
-    """Return text such as 1 node, 4 nodes of 2, nodes of 3, 1 and 4, 40 nodes of 1 to 8."""
     if len(sizes) == 1:
         return "1 node"
     if min(sizes) == max(sizes):
@@ -82,5 +81,4 @@ def _weight(message: Message, schedule: Schedule) -> int:
 
 
 def _arrays(weight: int, schedule: Schedule) -> str:
-    """Return how much data chunks of this weight are, such as 1.5 times the array."""
     return f"{weight / sum(schedule.weights):.3g} times the array"

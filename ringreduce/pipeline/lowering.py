@@ -117,7 +117,6 @@ def lower(schedule: PipelineSchedule, rank: int) -> tuple[Step, ...]:
 
 
 def _step(schedule: PipelineSchedule, before: Action | None, after: Action | None) -> Step:
-    """Return the step between two actions of a rank."""
     if schedule.ranks == 1:
         return Step()
     sent = result_of(before, schedule.stages) if before else None

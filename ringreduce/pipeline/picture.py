@@ -110,14 +110,12 @@ def _facts(times: Timeline) -> Iterator[str]:
 
 
 def _actions(times: Timeline) -> Iterator[tuple[int, Action, float, float]]:
-    """Yield the rank, the action, its begin and its end, for all actions."""
     for rank, (begins, ends) in enumerate(zip(times.begins, times.ends, strict=True)):
         for action, begin, end in zip(times.schedule.acts(rank), begins, ends, strict=True):
             yield rank, action, begin, end
 
 
 def _bars(times: Timeline) -> list[list[LaneBar]]:
-    """Return the bars of each rank."""
     bars: list[list[LaneBar]] = [[] for _ in range(times.schedule.ranks)]
     for rank, action, begin, end in _actions(times):
         words = (

@@ -160,7 +160,6 @@ def workload_of(
     messages: Iterable[Message],
     costs: Costs,
 ) -> Workload:
-    """Return the messages of all ranks and their actions, with their costs, for the simulation."""
     times = _Times(schedule, costs)
     nodes = costs.nodes if costs.nodes is not None else [range(schedule.ranks)]
     if sorted(rank for node in nodes for rank in node) != list(range(schedule.ranks)):
@@ -175,8 +174,6 @@ def workload_of(
 
 
 class _Times:
-    """The costs of a schedule's actions and messages."""
-
     def __init__(self, schedule: PipelineSchedule, costs: Costs) -> None:
         stages = schedule.stages
         of_rank = {"forward": costs.forward, "backward": costs.backward}

@@ -13,17 +13,12 @@ PAGE_BYTES = 4 << 10
 
 
 class Operand(NamedTuple):
-    """Bytes of a buffer from an offset on."""
-
     rank: int
-    """The rank that has the buffer."""
     buffer: int
     """INPUT, OUTPUT, SCRATCH or SLOT."""
     offset: int
-    """Offset of the first byte."""
 
     def after(self, nbytes: int) -> Operand:
-        """Return the place behind the first `nbytes`."""
         return self._replace(offset=self.offset + nbytes) if nbytes else self
 
 
@@ -31,9 +26,7 @@ class FreeSlot(NamedTuple):
     """Wait until the slot of a round may be written, and reserve memory for the round's data."""
 
     round: int
-    """Number of the round in the program, from 1."""
     nbytes: int = 0
-    """Bytes to reserve."""
     unless_shared: int | None = None
     """INPUT or OUTPUT: reserve nothing if this buffer of the rank is shared memory."""
 
@@ -73,7 +66,6 @@ class Reduce(NamedTuple):
 
     into: Operand
     sources: tuple[Operand, ...]
-    """Two or more."""
     nbytes: int
     finishes: bool
     """Whether the result has all contributions; a mean is divided then."""
@@ -88,15 +80,13 @@ class Reduce(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Return to Python: signal handlers run, and the call is seen to make progress."""
+    """Return to Python: signal handlers run, and the call counts as making progress."""
 
 
 Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause
 
 
 class Instructions(NamedTuple):
-    """One rank's part of a plan, or of one slice."""
-
     instructions: tuple[Instruction, ...]
     rounds: tuple[int, ...]
     """Number of rounds of each slice, the same on all ranks."""
@@ -114,7 +104,6 @@ class Instructions(NamedTuple):
     """(step, "send" or "recv", peer, bytes of data) of each slice: for the message log."""
 
     def step_of(self, number: int) -> int:
-        """Return the step, in its slice, of the round of this number, from 1."""
         for rounds in self.rounds:
             if number <= rounds:
                 break
@@ -128,9 +117,9 @@ def pushed_bytes(nbytes: int, part: float) -> int:
 
 
 def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:
-    """Join the instructions of one rank for all slices of a plan, in order.
+    """Join the instructions of one rank for all slices of a plan, all or none of them single-copy.
 
-    The slices are all single-copy or none is.  A pause follows each `slices_without_pause` slices.
+    A pause follows each `slices_without_pause` slices.
     """
     if len(slices) == 1:
         return slices[0]

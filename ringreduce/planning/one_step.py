@@ -40,7 +40,6 @@ from ringreduce.schedules.schedule import Schedule, Step
 _MOST_RANKS = 64
 """The most ranks for which the messages of all ranks are listed."""
 _NOTHING = Span(SCRATCH, 0, 0)
-"""The span of an empty message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +107,9 @@ class Copies(NamedTuple):
     First to the slot, unless the data are single-copy; then of the chunks that the rank keeps; then
     from the peers; then to the peers, if data are pushed."""
     staged_bytes: Sequence[int]
-    """Rank -> the bytes that it stages."""
 
 
 class Moves:
-    """The messages of one rank in a schedule of one step, for chunks of `counts` elements."""
-
     def __init__(
         self, one_step: OneStep, rank: int, counts: Sequence[int], itemsize: int, slices: int
     ) -> None:
@@ -125,7 +121,6 @@ class Moves:
         """Chunk -> its offset in OUTPUT, in elements."""
 
     def _cut(self, index: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the first element of each chunk in slice `index`, and its elements there."""
         if self._slices == 1:
             return [0] * len(self._counts), self._counts
         parts = [divmod(count, self._slices) for count in self._counts]
@@ -135,7 +130,6 @@ class Moves:
     # --- messages ---
 
     def planned(self, index: int, segment_bytes: int) -> PlannedSlice:
-        """Return the step of slice `index`, as `slices.plan_slice` plans it."""
         step, rank = self._step, self._rank
         begin, counts = self._cut(index)
 
@@ -166,10 +160,7 @@ class Moves:
     # --- shared memory ---
 
     def copies(self, index: int, single_copy: bool, pushed: float = 0.0) -> Copies:
-        """Return this rank's copies in slice `index`.  A copy of an empty chunk has no bytes.
-
-        `pushed` is the part of a single-copy message that its sender pushes.
-        """
+        """Return this rank's copies in slice `index`; `pushed` is the part that senders push."""
         step, rank, size = self._step, self._rank, self._itemsize
         begin, counts = self._cut(index)
         inputs, outputs = self._inputs, self._outputs
@@ -216,7 +207,8 @@ class Moves:
     def instructions(self, index: int, single_copy: bool, pushed: float = 0.0) -> Instructions:
         """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does.
 
-        Copies without bytes are instructions too, so those of other counts differ in numbers alone.
+        Copies without bytes are instructions too, so those of other counts differ in
+        numbers alone.
         """
         step, rank, found = self._step, self._rank, self.copies(index, single_copy, pushed)
         numbers = iter(found.numbers)
@@ -263,6 +255,5 @@ class Moves:
 
 
 def offsets_of(chunks: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
-    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
     starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
     return dict(zip(chunks, starts, strict=False))

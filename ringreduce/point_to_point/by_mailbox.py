@@ -49,7 +49,6 @@ class MailboxRoad(Road):
         self.channels = [self._channel(peer, crowded) for peer in range(size)]
         self._addresses = [address_of(channel) for channel in self.channels]
         self._kinds: dict[bytes, np.ndarray] = {}
-        """Records of kinds, by digest."""
         self._likes: dict[bytes, np.ndarray] = {}
         """Arrays of kinds that compiled code knows, without memory of their own."""
         self._known: dict[str, np.ndarray] = {}
@@ -57,7 +56,6 @@ class MailboxRoad(Road):
         self._latest: dict[tuple[str, int], DtypeAndShape] = {}
         """The kind that was made known or used last, of `send` or `recv` and a peer."""
         self._entries: list[MailEntry] = []
-        """The entries of `send`, `recv` and `probe`."""
         self._unsent: list[deque[tuple[int, int, DtypeAndShape | None]]] = [
             deque() for _ in range(size)
         ]
@@ -120,7 +118,6 @@ class MailboxRoad(Road):
         self._flush(peer)
 
     def _flush(self, peer: int) -> None:
-        """Write the answers for which there is a place now."""
         unsent = self._unsent[peer]
         while unsent:
             message, status, kind = unsent[0]
@@ -151,7 +148,6 @@ class MailboxRoad(Road):
     def entry(
         self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a compiled function; `general` and `adopt` as in `MailEntry`."""
         size = len(self.channels)
         words = np.zeros(ENTRY_WORDS + size * WAYS * KNOWN_WORDS, np.int64)
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
@@ -254,7 +250,6 @@ def _mailbox_at(peer: int) -> int:
 
 
 def _bytes(address: int, nbytes: int) -> np.ndarray:
-    """View memory that outlives the view's use."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 

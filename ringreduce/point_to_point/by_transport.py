@@ -41,23 +41,16 @@ _AT_FIRST = PeerState(OPEN, "", broken=False)
 
 @dataclass(eq=False)
 class _Long:
-    """Long data on their way."""
-
     number: int
-    """Number of the message."""
     buffer: Any
     request: Any = None
     """The request of the transport; None: not started yet."""
     over: bool = False
-    """Whether the request is complete."""
 
 
 @dataclass(eq=False)
 class _Peer:
-    """What a rank knows of one peer."""
-
     offered: int = 0
-    """Messages offered to the peer."""
     arrivals: deque[Arrival] = field(default_factory=deque)
     answers: deque[Answered] = field(default_factory=deque)
     state: PeerState = _AT_FIRST
@@ -69,8 +62,6 @@ class _Peer:
 
 
 class TransportRoad(Road):
-    """One rank's messages through a channel of the transport."""
-
     name = "messages"
 
     def __init__(self, channel: Channel) -> None:
@@ -191,7 +182,6 @@ class TransportRoad(Road):
             known.lost = str(error)
 
     def _poll(self, peer: int, known: _Peer) -> None:
-        """Sort the envelopes of a peer that have arrived."""
         if known.lost:
             return
         envelopes: Iterable[bytes] = ()
@@ -227,7 +217,6 @@ class TransportRoad(Road):
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """View the bytes of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
 

@@ -95,7 +95,6 @@ def elastic(
 
 
 def _made(state: State | Callable[[Communicator], State], comm: Communicator) -> State:
-    """Return the State, or the one that the function makes."""
     made = state(comm) if callable(state) else state
     _check_state(made)
     return made
@@ -114,11 +113,8 @@ class _Member:
     def __init__(self, launcher: Connection, call: int) -> None:
         self._launcher, self._call = launcher, call
         self._answer: WireMessage
-        """The answer that began this generation."""
         self._is_held = False
-        """Whether the launcher has the file of the State."""
         self._has_stepped = False
-        """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
         """On rank 0, if the launcher has a folder for states."""
         self._pace: ComputeTimer | None = None
@@ -128,7 +124,6 @@ class _Member:
         train: Callable[[Communicator, State], Result],
         make: State | Callable[[Communicator], State],
     ) -> Result:
-        """Call `train` in this generation, and in those that follow."""
         comm, state = self._begin(make)
         with _notices(self._launcher):  # not before: MPI may wait for a rank that is gone
             return self._train(comm, state, train)
@@ -169,7 +164,6 @@ class _Member:
         return result
 
     def _end(self, comm: Communicator) -> None:
-        """End the call of `elastic`, as all ranks do."""
         if self._saver is not None:
             self._saver.close()
             self._saver = None
@@ -177,7 +171,6 @@ class _Member:
             comm.close_at_end_of("the call of elastic")
 
     def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
-        """Return the communicator, and the State with the arrays to begin with."""
         try:
             comm = init()
             try:
@@ -195,7 +188,6 @@ class _Member:
         return comm, state
 
     def _start(self, comm: Communicator, state: State) -> None:
-        """Begin a generation."""
         generation, speaks = self._answer.fields["generation"], comm.rank == 0
         self._has_stepped = False
         if not self._is_held:
@@ -220,10 +212,7 @@ class _Member:
             state.resized(Change(**{**change, "lost": tuple(change["lost"])}))
 
     def _shrunk(self, comm: Communicator) -> Communicator:
-        """Return a communicator of the ranks that are left.
-
-        It is made again if another rank is lost meanwhile.
-        """
+        """Return a communicator of the ranks that are left, made again if another rank is lost."""
         while True:
             made: Communicator | None = None
             try:
@@ -243,7 +232,7 @@ class _Member:
                 return made
 
     def _restore(self, state: State) -> bool:
-        """Copy the state of the generation before.  Returns False if there is none."""
+        """Copy the state of the generation before; return False if there is none."""
         if not self._answer.files:
             return False
         source = Slots.from_file(self._answer.files[0])
@@ -264,16 +253,15 @@ class _Member:
         return answer
 
     def _suspect(self, error: PeerLostError | PeerTimeoutError) -> WireMessage:
-        """Report the ranks that are missing, and return what follows.
+        """Report the missing ranks, and return what follows.
 
-        If a rank is lost, either the supervisor kills this process, and the next generation goes
-        on; or this rank is to shrink its communicator.  Otherwise the error is a bug: "raise".
+        If a rank is lost, the supervisor kills this process, or this rank shrinks its
+        communicator.  Otherwise the error is a bug: "raise".
         """
         stopped = isinstance(error, PeerTimeoutError)
         return self._ask("suspect", ranks=list(error.job_ranks), stopped=stopped)
 
     def _after_update(self, state: State, pauses: bool) -> None:
-        """Tell the launcher of the first step, and do what is due."""
         step = state.step
         if not self._has_stepped:
             self._has_stepped = True
@@ -289,10 +277,7 @@ class _Member:
         self._launcher.send("pace", step=step, seconds=seconds)
 
     def _pause(self, step: int) -> None:
-        """Wait for the other ranks after a step; end this process if it has no place any more.
-
-        The `SystemExit` runs the ``finally`` clauses of the program.
-        """
+        """Wait for the other ranks after a step; raise SystemExit if this rank has no place now."""
         answer = self._ask("paused", step=step, call=self._call)
         if answer.kind == "leave":
             raise _Leaves(bool(answer.fields["alone"]))

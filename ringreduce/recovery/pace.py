@@ -20,7 +20,7 @@ class ComputeTimer:
         """Call ``tell(step, seconds)`` after each step that was measured."""
         self._comm, self._tell = comm, tell
         self._since: float | None = None
-        """When the measured step began; None: none is measured."""
+        """When the measured step began."""
 
     def after(self, step: int) -> None:
         """Begin or end a measurement, after number `step`, when one is due."""
@@ -33,7 +33,6 @@ class ComputeTimer:
             self._since = time.perf_counter()
 
     def close(self) -> None:
-        """Measure no more."""
         if self._since is not None:
             self._since = None
             self._comm.end_meter()

@@ -30,11 +30,9 @@ EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
 """The environment variables of this name and 1, 2, … have the rest of a long list of words."""
 _MOST_BYTES = 1 << 16
-"""Bytes of the longest message."""
 _HIGH = 512
 """A descriptor above those that MPI uses."""
 _MOST_FILES = 2
-"""Files that a message may have."""
 
 
 class WireError(ValueError):
@@ -50,7 +48,6 @@ class WireMessage:
     files: tuple[int, ...] = ()
 
     def close(self) -> None:
-        """Close the files."""
         for file in self.files:
             os.close(file)
 
@@ -105,8 +102,9 @@ class Connection:
     def close_first(self) -> None:
         """Let the kernel close this end before MPI's files when the process is killed.
 
-        The kernel begins with the highest descriptor.  MPI's process manager kills the other ranks
-        when it sees that a rank's files are closed, and the launcher must have seen it before.
+        The kernel begins with the highest descriptor.  MPI's process manager kills the
+        other ranks when it sees that a rank's files are closed, and the launcher must have
+        seen it before.
         """
         with contextlib.suppress(OSError):  # the process may not have so many descriptors
             high = fcntl.fcntl(self.socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
@@ -114,7 +112,6 @@ class Connection:
             lower.close()
 
     def close(self) -> None:
-        """Close this end."""
         self.socket.close()
 
     def _message(self, packet: bytes, files: Sequence[int]) -> WireMessage:

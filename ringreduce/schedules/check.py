@@ -56,7 +56,6 @@ class Proof:
     """Steps of the rank that takes the most."""
     messages: int
     chunks: int
-    """Chunks moved, over all messages."""
     results: Mapping[int, Expression]
     """Chunk -> the expression that every rank forms for it."""
     completed: frozenset[tuple[int, int, int]]
@@ -106,10 +105,7 @@ def _prove(schedule: Schedule) -> Proof:
 
 
 def _check_collective(schedule: Schedule) -> None:
-    """Check that chunks exist, and have as many holders as the collective promises.
-
-    Else a schedule in which no rank holds anything would pass.
-    """
+    """Check chunks and their holders: else a schedule without any holder would pass."""
     size, chunks = schedule.size, range(len(schedule.weights))
     before, after = COLLECTIVES.get(schedule.collective, ("", ""))
     for when, holds, holder in (
@@ -191,7 +187,7 @@ def _rank_of(copy: int) -> int:
 
 
 def _known_as(name: int, rank: int) -> int:
-    """Return the chunk for the rank's own copy of it, and any other name unchanged."""
+    """Return the chunk for the rank's own copy of it; any other name unchanged."""
     return chunk_of(name) if source_of(name) == rank else name
 
 
@@ -211,8 +207,8 @@ def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
 class _Execution:
     """The values that every rank holds, while ranks go through their steps.
 
-    A value is an int that names an expression: the ints below `size` are the ranks' contributions,
-    each further int is a fold.  Equal expressions have equal names, so comparing them is cheap.
+    A value names an expression: an int below `size` a rank's contribution, each further int a
+    fold.  Equal expressions have equal names, so comparing them is cheap.
     """
 
     def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Step]], posted: Posted) -> None:
@@ -257,7 +253,6 @@ class _Execution:
             self._under_way[message] = values, self.heard[place.rank]
 
     def _land(self, place: RankStep) -> None:
-        """Receive all messages of a step, then fold."""
         rank = place.rank
         terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for message in self._posted.get(place, ()):
@@ -347,7 +342,6 @@ class _Execution:
 
 
 def _wrong(place: RankStep, what: str) -> ScheduleError:
-    """Return the error of a step: `what` says what its rank does there."""
     return ScheduleError(f"step {place.step}: rank {place.rank} {what}", [place])
 
 

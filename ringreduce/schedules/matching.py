@@ -16,8 +16,6 @@ from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, chunk_text
 
 
 class RankStep(NamedTuple):
-    """A step of a rank."""
-
     rank: int
     step: int
 
@@ -27,16 +25,13 @@ class Message:
     """A send and the receive that matches it."""
 
     sender: RankStep
-    """The step that sends."""
     receiver: RankStep
-    """The step that receives."""
     chunks: Chunks
     reduce: bool
     """Whether the receiver reduces the chunks into its own values."""
 
 
 Posted = dict[RankStep, list[Message]]
-"""Step -> its messages, sent and received, if it has any."""
 
 
 def chunks_text(chunks: Sequence[int]) -> str:
@@ -53,9 +48,7 @@ class Vocabulary:
     """
 
     flow: Callable[[Chunks], int] = lambda chunks: 0
-    """Chunks of a message -> its flow."""
     chunks: Callable[[Chunks], str] = chunks_text
-    """Chunks of a message -> their name."""
     when: Callable[[RankStep, bool], str] = lambda place, sends: f"in step {place.step}"
     """Step, and whether it sends or receives there -> when that is."""
     subject: Callable[[RankStep, bool], str] = lambda place, sends: (
@@ -105,7 +98,6 @@ def match(ranks: Sequence[Sequence[Step]], vocabulary: Vocabulary = COLLECTIVE) 
 
 
 def posts(messages: Iterable[Message]) -> Posted:
-    """Return the messages of each step."""
     posted: Posted = defaultdict(list)
     for message in messages:
         posted[message.sender].append(message)
@@ -122,8 +114,9 @@ def progress(
     """Yield each step when its rank enters it; at a rank's end, the place after its last step.
 
     A rank in step i has posted the receives of its steps up to i + `ahead`, and the sends up to
-    step i.  A message is complete once both its ends are posted.  A step ends when all its messages
-    are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for each other.
+    step i.  A message is complete once both its ends are posted.  A step ends when all its
+    messages are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for
+    each other.
     """
     unfinished = {place: len(here) for place, here in posted.items()}
     entered = [-1] * len(ranks)
@@ -148,7 +141,6 @@ def progress(
 
 
 def posted_in(message: Message, end: RankStep, ahead: int) -> int:
-    """Return the step of its rank in which an end of `message` is posted."""
     return max(0, end.step - ahead) if end == message.receiver else end.step
 
 
@@ -157,7 +149,6 @@ def _is_posted(message: Message, end: RankStep, entered: Sequence[int], ahead: i
 
 
 def _begin(posted: Posted, ahead: int) -> Posted:
-    """Return, for each step, the messages whose send or receive is posted when it is entered."""
     begin: Posted = defaultdict(list)
     for place, messages in posted.items():
         for message in messages:
@@ -196,7 +187,6 @@ def _deadlock(
 
 
 def other_end(message: Message, rank: int) -> RankStep:
-    """Return the step at the end of a message that is not `rank`'s."""
     return message.receiver if message.sender.rank == rank else message.sender
 
 

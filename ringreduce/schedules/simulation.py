@@ -30,8 +30,6 @@ from ringreduce.schedules.matching import Message, RankStep, posted_in
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The cost of one message on its own, and the two ports that it occupies."""
-
     message: Message
     transfer_s: float
     """Seconds on ports that it shares with no other message."""
@@ -60,31 +58,25 @@ def simulate(
     in_flight: int = 1,
     watch: Callable[[RankStep, float], None] = lambda place, time_s: None,
 ) -> float:
-    """Return the seconds until the last rank has finished all slices.
+    """Return the seconds until the last rank has finished all slices; ScheduleError if one cannot.
 
     `watch` is called with each step, and the time at which the work after the step begins.
-    Raises ScheduleError if the ranks cannot finish.
     """
     return _Simulation(workload, slices, in_flight, watch).run()
 
 
 @dataclass(eq=False, slots=True)
 class _Strand:
-    """The progress of one rank in one flow."""
-
     flow: int
     rank: int
     step: int = -1
     incomplete: int = 0
-    """Messages that this step waits for."""
     early: dict[int, int] = field(default_factory=dict)
     """Later step -> its messages that are complete already."""
 
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A message that both its ranks have posted."""
-
     wire: Wire
     flow: int
     left_s: float
@@ -94,12 +86,9 @@ class _Transfer:
     sharers: int = 0
     """Transfers on the fuller of its two ports; 0 before it starts."""
     ends_s: float = inf
-    """When it ends with this share."""
 
 
 class _Simulation:
-    """Simulates the slices on their way through the steps, by a queue of events."""
-
     def __init__(
         self,
         workload: Workload,
@@ -113,7 +102,6 @@ class _Simulation:
         self._begin: list[list[list[int]]] = [[[] for _ in steps] for steps in workload.work_s]
         """Rank, step -> indices of the wires whose end the rank posts when it enters the step."""
         self._awaited = [[0] * len(steps) for steps in workload.work_s]
-        """Rank, step -> the number of messages that the step waits for."""
         for number, wire in enumerate(workload.wires):
             message = wire.message
             for end in (message.sender, message.receiver):
@@ -127,7 +115,6 @@ class _Simulation:
         self._strands = [[_Strand(flow, rank) for rank in range(size)] for flow in range(slices)]
         self._started = [0] * size
         self._free_s = [0.0] * size
-        """Rank -> when its last work ends."""
         self._half_posted: set[tuple[int, int]] = set()
         self._connections: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)
         self._ports: dict[int, dict[_Transfer, None]] = {

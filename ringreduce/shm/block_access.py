@@ -83,16 +83,12 @@ _RANK_MASK = (1 << _RANK_BITS) - 1
 
 @record
 class Version(Record):
-    """The number of adds to an array."""
-
     # Adds that are complete.
     completed: Word
 
 
 @record
 class BlockLock(Record):
-    """The lock of a block."""
-
     # FREE, `held(rank)` or `committing(rank, source)`.
     word: Word
 
@@ -156,7 +152,6 @@ DONE, WAITS, FOLDS = range(3)
 # --- the word of a lock ---------------------------------------------------------------------------
 
 FREE = 0
-"""The word of a lock that no rank holds."""
 
 
 @compilable
@@ -303,7 +298,6 @@ def give_up(access: Access) -> None:
 
 @compilable
 def serve(access: Access, request: int, array: Address) -> int:
-    """Execute a request; `array` is the rank's own array, for ADD and READ."""
     if request == TAKE_OVER:
         take_over(access)
     elif request != CONTINUE:

@@ -134,8 +134,6 @@ class Arguments(Record):
 
 @record
 class EntryPoint(Record):
-    """One function that CPython calls: a collective of a communicator, or a planned call."""
-
     # The address of `FastPathState`.
     path: Address
     # The number of the collective, if it has arguments.
@@ -160,7 +158,7 @@ class EntryPoint(Record):
 
 @record
 class CachedCall(Record):
-    """A call that compiled code can make: its key, its programs and its result."""
+    """A call that compiled code can make."""
 
     # The hash of the key; EMPTY: the slot has no call.
     hash: Word
@@ -231,7 +229,6 @@ def hash_of(given: Arguments) -> int:
 
 @compilable
 def slot_address(table: Address, hashed: int, way: int) -> Address:
-    """The address of slot number `way`, from 0, that a call with this hash may be in."""
     slot = ((hashed >> (_HASH_BITS - _SLOT_BITS)) + way) & (SLOTS - 1)
     return table + slot * CALL_BYTES
 
@@ -257,7 +254,7 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
 
 @compilable
 def find(table: Address, given: Arguments, latest: Address) -> Address:
-    """Find the `CachedCall` with these arguments; return its address, or 0 if there is none.
+    """Return the address of the `CachedCall` with these arguments, or 0 if there is none.
 
     The slot at `latest`, if it is not 0, is tried first: most calls repeat the one before.
     """

@@ -90,7 +90,6 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
 
 @compilable
 def copy_bytes(team: Team, instruction: CopyRecord) -> bool:
-    """Execute a COPY; return False if the process of the source does not answer."""
     if instruction.shared_flag and load(instruction.shared_flag):
         return True
     target, into = Buffer(instruction.target.buffer), instruction.target.offset

@@ -74,7 +74,7 @@ def source_of(instruction: ReduceRecord, index: int) -> OperandRecord:
 def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> bool:
     """Write a part of data to OUTPUT of peers; to the slot too if an OUTPUT is not written.
 
-    Returns False if a peer has left the call, or if its process does not answer.
+    Returns False if a peer has left the call or does not answer.
     """
     written = 0
     for i in range(wanted.direct_count):
@@ -98,7 +98,6 @@ def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nb
 
 @compilable
 def reads_processes(instruction: ReduceRecord) -> bool:
-    """Whether any source is memory of another process."""
     found = False
     for i in range(instruction.source_count):
         found |= Buffer(source_of(instruction, i).buffer).process > 0
@@ -118,10 +117,7 @@ def reducible(instruction: ReduceRecord, begin: int, most: int) -> int:
 
 @compilable
 def find_sources(team: Team, instruction: ReduceRecord, begin: int, length: int) -> bool:
-    """Write the address of each source to `team.sources`; read sources of other processes.
-
-    Returns False if a process does not answer.
-    """
+    """Write each source's address to `team.sources`; False if a process does not answer."""
     into, memory = team.read_buffer, team.gather_buffer
     for i in range(instruction.source_count):
         operand = source_of(instruction, i)
@@ -139,10 +135,10 @@ def find_sources(team: Team, instruction: ReduceRecord, begin: int, length: int)
 
 @compilable
 def reduce(program: Program, team: Team, instruction: ReduceRecord) -> bool:
-    """Execute a REDUCE, in parts that stay in the cache.
+    """Execute a REDUCE, in parts that stay in the cache; return False as `distribute`.
 
-    Returns False if another process does not answer, or if a peer has left the call.  A part that
-    is reduced is not reduced again then: its sources may be overwritten already.
+    After False the next run skips the parts that are reduced: their sources may be overwritten
+    already.
     """
     target, into = Buffer(instruction.target.buffer), instruction.target.offset
     wanted, memory = Destinations(instruction.destinations), team.gather_buffer
@@ -223,14 +219,12 @@ def bind(team: Team, buffer: Buffer, location: Location, address: Address) -> No
 
 @compilable
 def run(address: Address, number: int, source: Address, target: Address) -> int:
-    """Run the program at `address` until it is over, has to wait, or pauses.
+    """Run the program at `address`; return DONE, PENDING (it waits or pauses) or MISMATCH.
 
-    Returns DONE, PENDING or MISMATCH.
-
-    `number` is the number of the call, or -1 if the header is complete.  `source` and `target` are
-    the addresses of INPUT and OUTPUT.  0 means the same as before, and a negative number is the
-    negated address of an `Iovec`.  After PENDING, the next run continues with the instruction that
-    waits, or after the PAUSE.
+    `number` is that of the call, or -1 if the header is complete.  `source` and `target` are
+    the addresses of INPUT and OUTPUT; 0: the same as before; negative: the negated address of
+    an `Iovec`.  After PENDING, the next run continues with the instruction that waits, or after
+    the PAUSE.
     """
     program = Program(address)
     team = Team(program.team)

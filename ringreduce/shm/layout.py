@@ -90,13 +90,9 @@ SLOT_BYTES = 4 << 10
 MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 """The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
 REPORT_OFFSET = 2 * SLOT_BYTES
-"""Bytes from the beginning of a segment to its `StoreReport`."""
 MARK_OFFSET = REPORT_OFFSET + 64  # the report, the mark and the departure have a cache line each
-"""Bytes from the beginning of a segment to its `WriteMark`."""
 DEPARTURE_OFFSET = MARK_OFFSET + 64
-"""Bytes from the beginning of a segment to its `Departure`."""
 RING_OFFSET = DEPARTURE_OFFSET + 64
-"""Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
 RING_TURN_BYTES = 512 << 10
@@ -117,8 +113,6 @@ SEGMENT_BYTES = RING_OFFSET + RING_BYTES
 
 @record
 class Buffer(Record):
-    """Memory that instructions read or write."""
-
     # Address of the first byte; if `process` is IOVEC, the address of an `Iovec`.
     address: Address
     # 0: memory mapped by this process; IOVEC: an iovec; else the process that has the address.
@@ -151,8 +145,6 @@ GATHER_BYTES = 8 << 10
 
 @record
 class Interval(Record):
-    """A range of memory, not empty: see `shm.intervals`."""
-
     # Address of the first byte.
     begin: Address
     # Address behind the last byte.
@@ -174,8 +166,6 @@ class MemoryRange(Record):
 
 @record
 class Timespec(Record):
-    """``struct timespec`` of clock_gettime."""
-
     # Seconds.
     seconds: Word
     # Nanoseconds of the second, 0 to 999,999,999.
@@ -277,8 +267,6 @@ class Team(Record):
 
 @record
 class Program(Record):
-    """A plan; its instructions follow."""
-
     # Address of the `Team`.
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
@@ -337,8 +325,6 @@ FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 
 @record
 class OperandRecord(Record):
-    """Bytes of a buffer from an offset on."""
-
     # Address of a `Buffer`.
     buffer: Address
     # Offset of the first byte in the buffer.
@@ -357,8 +343,6 @@ class InstructionRecord(Record):
 
 @record
 class FreeSlotRecord(Record):
-    """Wait until the slot of a round may be written, and reserve memory of the ring."""
-
     opcode: Word
     round: Word
     # Bytes to reserve; 0: none.
@@ -369,8 +353,6 @@ class FreeSlotRecord(Record):
 
 @record
 class PostRecord(Record):
-    """Publish this rank's part of a round."""
-
     opcode: Word
     round: Word
     # Address of a word that is not 0 if `exposed` is the data of the round; 0: there is none.
@@ -381,8 +363,6 @@ class PostRecord(Record):
 
 @record
 class WaitRecord(Record):
-    """Wait until a peer has posted a round."""
-
     opcode: Word
     round: Word
     # Index of the peer.
@@ -393,8 +373,6 @@ class WaitRecord(Record):
 
 @record
 class CopyRecord(Record):
-    """Copy bytes from a buffer to another."""
-
     opcode: Word
     # The bytes to write.
     target: OperandRecord
@@ -440,8 +418,6 @@ class Destinations(Record):
 
 @record
 class DirectWrite(Record):
-    """Bytes of a peer's OUTPUT."""
-
     # Address of the `Peer`.
     peer: Address
     # Offset of the first byte in OUTPUT.
@@ -450,8 +426,6 @@ class DirectWrite(Record):
 
 @record
 class ReduceRecord(Record):
-    """Reduce sources from left to right."""
-
     opcode: Word
     # The bytes to write.
     target: OperandRecord

@@ -141,8 +141,7 @@ def _locate_batch(state: ListState, batch: ListBatch, given: Address, out: Addre
 def locate_all(state: ListState, given: Address, out: Address) -> int:
     """Set INPUT and OUTPUT of all programs, given the items of the lists of arrays and results.
 
-    Returns MOVED if the address of an array has changed, else 0.  Returns DIFFERENT if the arrays
-    do not match the table, or if single-copy arrays are not end to end in memory.
+    Returns MOVED, 0, or DIFFERENT: also if single-copy arrays are not end to end in memory.
     """
     found = 0
     for index in range(state.batches):
@@ -160,7 +159,7 @@ def locate_all(state: ListState, given: Address, out: Address) -> int:
 def _add_intervals(state: ListState, joined: bool) -> int:
     """Write the intervals of memory of all arrays and results; return their number.
 
-    If `joined`, arrays that follow each other in a list and in memory are one interval.
+    `joined`: arrays that follow each other in a list and in memory are one interval.
     """
     first_batch = batch_of(state, 0)
     sources, targets = first_batch.sources.addresses, first_batch.targets.addresses
@@ -178,10 +177,7 @@ def _add_intervals(state: ListState, joined: bool) -> int:
 
 @compilable
 def mixes(state: ListState) -> bool:
-    """Whether the result of one array may overwrite another array that is still to be read.
-
-    The arrays are those of the latest `locate_all`.
-    """
+    """Whether, after `locate_all`, a result may overwrite an array that is still to be read."""
     mixed = True
     for joined in (
         True,
@@ -194,8 +190,8 @@ def mixes(state: ListState) -> bool:
 class ListTable:
     """The memory of one `ListState` and its batches.
 
-    `batches` are the shapes of the arrays that are reduced together.  Batches of `single_copy_from`
-    bytes or more are single-copy; None: no batch is.
+    `batches` are the shapes of the arrays that are reduced together.  Batches of
+    `single_copy_from` bytes or more are single-copy; None: no batch is.
     """
 
     def __init__(

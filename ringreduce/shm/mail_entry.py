@@ -72,7 +72,7 @@ class KnownKind(Record):
 
 @record
 class MailEntry(Record):
-    """What `message` knows of one function; `WAYS` known kinds for each rank follow."""
+    """The state of one function; `WAYS` known kinds for each rank follow."""
 
     # 1: the function sends; 0: it receives or probes.
     sends: Word
@@ -187,10 +187,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
 def _adopt(
     entry: MailEntry, channel: MailboxPair, x: Address, peer: Address, tag: Address
 ) -> Address:
-    """Let Python wait for the answer to the message that was offered last.
+    """Let Python wait for the answer to the latest offer.
 
-    A signal handler may raise before Python knows the message.  The peer must then not use the
-    data, which the caller may change.
+    If a signal handler raises before Python knows the message, the peer must not use the data.
     """
     entry.argument0, entry.argument1, entry.argument2 = x, peer, tag
     count = 3 if tag else 2

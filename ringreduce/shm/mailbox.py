@@ -86,7 +86,7 @@ class RankState(Record):
 
 @record
 class Counts(Record):
-    """What the owner of a mailbox has taken of the peer's mailbox for it."""
+    """The numbers of the peer's offers and answers that the owner of a mailbox has taken."""
 
     # Offers.
     offers: Word
@@ -211,7 +211,6 @@ _WINDOW_BYTES = 1 << 30
 
 
 def mail_bytes(ranks: int) -> int:
-    """Return the bytes of a rank's mail: its state, and a mailbox for each rank."""
     return MAILBOXES_OFFSET + ranks * MAILBOX_BYTES
 
 
@@ -295,8 +294,8 @@ def take_offer(channel: MailboxPair) -> None:
 def read_data(channel: MailboxPair, source: Offer, into: Address) -> bool:
     """Copy the data of an offer.
 
-    Returns False if the sender's process cannot be read, or if the sender has given the message up:
-    it may then have changed the data meanwhile.
+    Returns False if the sender's process cannot be read, or if the sender has given the message
+    up, and may have changed the data.
     """
     nbytes = source.nbytes
     if source.place == INLINE:
@@ -318,7 +317,6 @@ def read_data(channel: MailboxPair, source: Offer, into: Address) -> bool:
 
 @compilable
 def read_from_process(channel: MailboxPair, into: Address, source: Address, nbytes: int) -> bool:
-    """Copy memory of the peer's process; False if the process cannot be read."""
     done = 0
     while done < nbytes:
         length = min(nbytes - done, _WINDOW_BYTES)
@@ -333,10 +331,7 @@ def read_from_process(channel: MailboxPair, into: Address, source: Address, nbyt
 
 @compilable
 def answer(channel: MailboxPair, message: int, status: int, kind: Address) -> bool:
-    """Answer a message, with the description of `kind` unless it is 0; False if the ring is full.
-
-    A channel whose peer reads no answers fills up: the caller answers again later.
-    """
+    """Answer a message, with the description of `kind` if not 0; False if the ring is full."""
     if channel.answered - load_acquire(Counts(channel.theirs), "answers") >= ANSWERS:
         return False
     sequence = channel.answered + 1
@@ -355,10 +350,7 @@ def answer(channel: MailboxPair, message: int, status: int, kind: Address) -> bo
 
 @compilable
 def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
-    """Return how often to poll before a return to Python: longer for long data.
-
-    A poll after a yield takes 0.3 us at least, in which the peer copies 4 KiB.
-    """
+    """Return the number of polls: one takes 0.3 us, in which the peer copies 4 KiB."""
     return channel.spins + channel.yields + (kind.nbytes >> _BYTES_A_YIELD_LOG)
 
 
@@ -366,8 +358,8 @@ def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
 def send(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message and poll for its answer; no other message to the peer is without an answer.
 
-    Returns TAKEN; PENDING if the message is offered; OTHER if the ring of offers is full, or if
-    Python has to read the answer.
+    Returns TAKEN, PENDING, or OTHER: the ring of offers is full, or Python has to read the
+    answer.
     """
     if offer(channel, kind, tag, data) == 0:
         return OTHER
@@ -386,7 +378,7 @@ def send(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Addres
 
 @compilable
 def receive(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, into: Address) -> int:
-    """Poll for the peer's next offer, and copy its data if it is the message that is wanted.
+    """Poll for the peer's next offer, and copy its data if the message is the wanted one.
 
     Returns TAKEN, PENDING if there is no offer, or OTHER if Python has to take the offer.
     """
@@ -416,9 +408,9 @@ def receive(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, into: Add
 def look(first: MailboxPair, ranks: int, tag: int, polls: int) -> int:
     """Poll for the lowest rank whose next message has `tag`; the message stays in its mailbox.
 
-    `first` is the channel with rank 0; those with the other ranks follow it.  Returns the rank, or
-    NOBODY.  Returns UNKNOWN if a lower rank offers a message with another tag first, makes no more
-    messages, or has a channel that is not quiet.
+    `first` is the pair with rank 0; the others follow.  Returns the rank, NOBODY, or UNKNOWN: a
+    lower rank offers another tag first, makes no more messages, or has a pair that is not
+    quiet.
     """
     for poll in range(polls):
         if poll >= first.spins:
@@ -439,12 +431,11 @@ def look(first: MailboxPair, ranks: int, tag: int, polls: int) -> int:
 # --- the function that Python calls ---------------------------------------------------------------
 
 OFFER, NEXT_ANSWER, TAKE_ANSWER, NEXT_OFFER, TAKE_OFFER, READ_DATA, ANSWER, LOOK = range(8)
-"""What `mail` does: the functions above."""
+"""The functions above, for `mail`."""
 
 
 @compilable
 def do(what: int, channel: MailboxPair, a: int, b: int, c: int) -> int:
-    """Call one of the functions above with its arguments."""
     if what == OFFER:
         return offer(channel, DtypeAndShapeRecord(a), b, c)
     if what == NEXT_ANSWER:

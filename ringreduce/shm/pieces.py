@@ -23,7 +23,7 @@ _BLOCKS = 3
 
 
 def piece_counts(count: int, itemsize: int) -> dict[int, int]:
-    """Cut `count` elements into pieces; return how many pieces there are of each length."""
+    """Cut `count` elements into pieces; return the number of pieces of each length."""
     most = PIECE_BYTES // itemsize
     longest = max(0, -(-count // most) - 1)
     last = count - longest * most
@@ -52,13 +52,10 @@ class PinnedPieces:
             stream.pin(block)
 
     def close(self) -> None:
-        """Wait until all copies are done, and unpin the memory."""
         self._stream.close()
 
 
 class GpuExecutable(executable.Executable):
-    """An all-reduce on a GPU; see `ringreduce.control.executable.Executable`."""
-
     def __init__(
         self, pieces: Sequence[ShmExecutable], device: Device, dtype: Any, blocks: PinnedPieces
     ) -> None:
@@ -69,7 +66,7 @@ class GpuExecutable(executable.Executable):
         self.moved = False
         self._header = b""
         self._flat: tuple[Any, Any] | None = None
-        """The flat input and output of this run; None: the executable is not running."""
+        """The flat input and output of the present run."""
         self._target: Any = None
         self._at = self._count = 0
         """The piece that is reduced, and the number of pieces."""
@@ -114,7 +111,6 @@ class GpuExecutable(executable.Executable):
         return self._pieces[-1 if self._at == self._count - 1 else 0]
 
     def _finish(self) -> None:
-        """Copy the result to a target that is not contiguous, and release the arrays."""
         assert self._flat is not None
         target, flat = self._target, self._flat[1]
         if not shares_memory(self._device, flat, target):
@@ -128,7 +124,6 @@ class GpuExecutable(executable.Executable):
         return flat[piece * length : (piece + 1) * length]
 
     def _host(self, piece: int) -> Any:
-        """Return the host memory of a piece, as an array of its length and dtype."""
         assert self._flat is not None
         nbytes = self._of(self._flat[0], piece).nbytes
         return self._blocks.memory[piece % _BLOCKS][:nbytes].view(self._dtype)
@@ -143,7 +138,6 @@ class GpuExecutable(executable.Executable):
         self._blocks.copied[piece % _BLOCKS].set()
 
     def _copy_in(self, piece: int) -> None:
-        """Queue the copy of a reduced piece to the target."""
         assert self._flat is not None
         into = self._of(self._flat[1], piece)
         if into.nbytes:

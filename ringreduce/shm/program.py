@@ -98,13 +98,11 @@ class PlanProgram:
         self.address = array_address(words)
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
-        """The header of the call, which is published and compared with the headers of peers."""
         self.moved = False
         """Whether the latest `enter` left the program at another instruction."""
 
     @property
     def notes(self) -> Sequence[Sequence[Note]]:
-        """The messages of each slice, for the message log."""
         return self._instructions.notes
 
     def bind(self, source: int, target: int) -> None:
@@ -112,12 +110,10 @@ class PlanProgram:
         self._shared_memory.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
-        """Execute instructions until one has to wait or the program pauses.
+        """Execute instructions until one waits or the program pauses; return whether it is over.
 
-        Returns whether the run is complete.
-
-        `source` and `target` are the input and output of a new run: addresses, or iovecs as
-        `shm.executor.run` takes them.  0: the same input and output as before.
+        `source`, `target`: input and output of a new run, as `shm.executor.run` takes them;
+        0: as before.
         """
         before = self._program.instruction
         state = self._shared_memory.enter(self.address, -1, source, target)
@@ -127,10 +123,7 @@ class PlanProgram:
         return bool(state == layout.DONE)
 
     def rewrite(self, plan: Plan) -> bool:
-        """Rewrite the program, which is not running, for a plan that differs in counts alone.
-
-        Returns False if the program cannot be rewritten.
-        """
+        """Rewrite the idle program for a plan of other counts; False if that is impossible."""
         words, _ = self._memory
         made = self._shared_memory.rewrite(words, self._instructions, plan)
         if made is not None:
@@ -138,7 +131,6 @@ class PlanProgram:
         return made is not None
 
     def where(self) -> tuple[int, list[int]]:
-        """Return the current step of the program, and the peers that it waits for."""
         return self._shared_memory.where(self._program, self._instructions)
 
     def reset(self) -> None:
@@ -242,7 +234,6 @@ class SharedMemory:
     def program(
         self, instructions: Instructions, plan: Plan, device: Device, op: str | None, dtype: Any
     ) -> PlanProgram:
-        """Make the program of a plan; each run gets the addresses of input and output."""
         scratch = self._scratch(device, instructions.scratch, dtype)
         words = self._program(instructions, scratch, device, op)
         program = Program(array_address(words))
@@ -252,11 +243,10 @@ class SharedMemory:
         return PlanProgram(self, words, instructions, scratch)
 
     def rewrite(self, words: Any, instructions: Instructions, plan: Plan) -> Instructions | None:
-        """Rewrite the program of a direct all-to-all for `plan`, of other counts.
+        """Rewrite the idle program of a direct all-to-all for the counts of `plan`.
 
-        `words` and `instructions` are those of the program, which is not running.  Only numbers
-        differ: lengths and offsets.  Returns the new instructions, or None if a new program is
-        needed: on all ranks, since the plans of all ranks have the same counts.
+        `words` and `instructions` are those of the program.  Returns the new instructions,
+        or None (on all ranks alike) if a new program is needed.
         """
         moves, single_copy = plan.moves, plan.single_copy
         how = plan.slices, single_copy
@@ -283,7 +273,7 @@ class SharedMemory:
     ) -> None:
         """Write (offset of the target, offset of the source, bytes) to all copies of a program.
 
-        Write to the first FREE_SLOT of each slice the bytes that the rank stages.
+        The first FREE_SLOT of each slice gets the bytes that the rank stages.
         """
         words, program = memory.data, Program(array_address(memory))
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
@@ -307,7 +297,6 @@ class SharedMemory:
             )
 
     def bind(self, program: Program, source: int, target: int) -> None:
-        """Bind a program to the addresses of its input and output in this process."""
         program.input.address, program.input.process = source, 0
         program.output.address, program.output.process = target, 0
         self._locate(program.input, program.input_location)
@@ -316,7 +305,7 @@ class SharedMemory:
     def _scratch(self, device: Device, count: int, dtype: Any) -> Any:
         """Return scratch memory that all programs share, since one program runs at a time.
 
-        If a program needs more, new memory of at least twice the size replaces it for later
+        If it is too short, new memory of at least twice the size replaces it for later
         programs.
         """
         nbytes, kept = count * dtype.itemsize, self._scratch_bytes
@@ -426,7 +415,6 @@ class SharedMemory:
         return self._write_direct(wanted, (instr.into,))
 
     def _write_direct(self, wanted: layout.Destinations, places: Sequence[Operand]) -> Address:
-        """Write a list of places behind `wanted`; return the address behind the list."""
         free = address_of(wanted) + size_of(layout.Destinations)
         wanted.direct_count, wanted.direct = len(places), free
         for place in places:
@@ -465,13 +453,11 @@ class SharedMemory:
     # --- after an error ---
 
     def report_mismatch(self, program: Program) -> None:
-        """Report the header of the peer that is in another call."""
         peer = self._peers[program.blamed]
         header = self._slot(peer, self._sequence_waited_for(program)).header
         self._on_mismatch(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
 
     def _sequence_waited_for(self, program: Program) -> int:
-        """Return the sequence number that a program waits for."""
         instruction = layout.InstructionRecord(program.instruction)
         frees = instruction.opcode == layout.FREE_SLOT
         return program.base + instruction.round - frees
@@ -488,11 +474,10 @@ class SharedMemory:
         return instructions.step_of(sequence - program.base), missing
 
     def _latest(self, rank: int) -> int:
-        """Return the sequence number of the latest round that a rank has posted."""
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
     def leave(self) -> None:
-        """Let no peer write to this rank's arrays any more, for good: the communicator is broken.
+        """Let no peer write to this rank's arrays any more: the communicator is broken.
 
         Returns when none does, or after 50 ms: then a peer is stopped while it writes.
         """
@@ -500,7 +485,6 @@ class SharedMemory:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that this rank has begun."""
         return self.team.rounds
 
     def go_on_from(self, count: int) -> None:

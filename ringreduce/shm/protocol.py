@@ -93,13 +93,11 @@ _LEAVING_NS = 50_000_000
 
 @compilable
 def slot_of(segment: Address, sequence: int) -> Slot:
-    """The slot of a segment for a round: rounds take the two slots in turn."""
     return Slot(segment + (sequence & 1) * SLOT_BYTES)
 
 
 @compilable
 def peer_of(team: Team, index: int) -> Peer:
-    """The peer of that index, from 0."""
     return Peer(address_of(team) + _TEAM_BYTES + index * _PEER_BYTES)
 
 
@@ -252,7 +250,6 @@ def write_begins(team: Team) -> None:
 
 @compilable
 def has_left(peer: Peer) -> bool:
-    """Whether a peer has left the call, so that its arrays may not be written."""
     return load_acquire(departure_of(peer.segment), "has_left") != 0
 
 
@@ -265,10 +262,7 @@ def write_ends(team: Team) -> None:
 
 @compilable
 def leave(team: Team) -> None:
-    """Let no peer begin to write to this rank's arrays; wait until none does.
-
-    Waits for `_LEAVING_NS` at most: a peer that is stopped while it writes keeps its mark.
-    """
+    """Let no peer begin to write to this rank's arrays; wait until none does, or `_LEAVING_NS`."""
     store_release(departure_of(team.segment), "has_left", 1)
     fence()
     end = nanoseconds(address_of(team.clock)) + _LEAVING_NS

@@ -87,8 +87,6 @@ class TensorDescription(Record):
 
 @record
 class TensorViews(Record):
-    """What compiled code needs to view tensors."""
-
     # The type of tensors; 0: they are viewed by Python.
     type: Address
     # The function of C that describes a tensor.
@@ -122,7 +120,7 @@ _ARGUMENT = offset_of(TensorViews, "argument")
 
 @compilable
 def _is_false(views: TensorViews, answer: Address) -> bool:
-    """Whether an answer is False; drops the reference to it."""
+    """Whether `answer` is False; drops the reference to it."""
     if answer == 0:
         forget_exception()
         return False
@@ -132,7 +130,6 @@ def _is_false(views: TensorViews, answer: Address) -> bool:
 
 @compilable
 def _dtype_of(views: TensorViews, kind: int) -> Address:
-    """The address of the dtype of a kind; 0 if it is not in the table."""
     for i in range(views.dtype_count):
         if load(views.dtypes + 2 * i * WORD) == kind:
             return load(views.dtypes + (2 * i + 1) * WORD)
@@ -211,7 +208,7 @@ class Tensors:
         views.strides = views.described + size_of(TensorDescription)
         views.dtypes = address + head
         self._kept: list[Any] = []
-        """Keeps alive the objects whose addresses are in the views."""
+        """Keeps alive the objects with addresses in the views."""
         self._has_looked = False
 
     def look(self) -> None:
@@ -247,7 +244,6 @@ class Tensors:
 
 
 def _kind(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as `TensorDescription.kind` has it."""
     return _CODES[dtype.kind] | dtype.itemsize * 8 << 8 | _ONE_LANE
 
 
@@ -267,7 +263,6 @@ def _describe_of(tensor: Any) -> int | None:
 
 
 def _array_api() -> Any:
-    """Return the capsule with NumPy's functions of C."""
     return importlib.import_module("numpy._core._multiarray_umath")._ARRAY_API
 
 

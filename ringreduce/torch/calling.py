@@ -58,14 +58,11 @@ def collective(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method of a process group callable in all forms that torch's own groups accept.
 
-    A profiler shows a call as ``ringreduce:<shown> <bytes> B``, from its start to its end.
-    The bytes are those of its tensors of input or of output on this rank, whichever are more.
-
-    Args:
-        shown: the name of the collective.
-        options: torch's class of options, which the method takes last; None: it takes none.
-        values: what may be passed in place of the options, in this order: keys of `_FIELDS`.
-        of_lists: whether the method takes lists of tensors, in whose place tensors may be passed.
+    A profiler shows a call as ``ringreduce:<shown> <bytes> B``: the bytes of its input or its
+    output on this rank, whichever are more.  `options` is torch's class of options, which the
+    method takes last; `values` are the keys of `_FIELDS` that may be passed in its place, in
+    this order.  `of_lists`: the method takes lists of tensors, in whose place tensors may be
+    passed.
     """
 
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,9 +99,8 @@ def _with_named(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move the arguments that were passed by torch's names to their places among `args`.
 
-    `names` are the names of a method's parameters, without the options.  Returns all arguments that
-    have a place, and the others by name.  Raises TypeError if an argument is missing or was passed
-    twice.
+    Returns all arguments that have a place among `names`, and the others by name.  Raises
+    TypeError if an argument is missing or was passed twice.
     """
     given, others = {}, {}
     for name, value in named.items():
@@ -134,7 +130,7 @@ def _with_options(
 ) -> tuple[Any, ...]:
     """Return the arguments of a method: `tensors` arguments, which hold tensors, and the options.
 
-    `args` and `named` are what a program passed.  Raises TypeError for what torch does not know.
+    Raises TypeError for what torch does not know.
     """
     given, passed = list(args[:tensors]), args[tensors:]
     if "opts" in named and passed:
@@ -160,7 +156,6 @@ def _with_options(
 
 
 def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> Any:
-    """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
     began_under = _starts.number

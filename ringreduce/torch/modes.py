@@ -32,7 +32,6 @@ class _Operator:
     """A call of a group, in place of torch's operator for the same collective."""
 
     def __init__(self, method: str, call: Callable[..., Any]) -> None:
-        """`method` is the method of the group, and `call` what the operator does."""
         self._overloadpacket = getattr(torch.ops.c10d, _OPERATORS.get(method, f"{method}_"))
         self._call = call
 

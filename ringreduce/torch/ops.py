@@ -28,10 +28,8 @@ _OF_BOOLS = {"sum": "or", "prod": "and"}
 def prepare(op: Any, x: np.ndarray) -> str:
     """Prepare `x` for a ReduceOp; return the name of ringreduce's op that then reduces it.
 
-    PREMUL_SUM multiplies `x` in place by its factor.
-
-    Raises ValueError for an op that ringreduce does not have, and for PREMUL_SUM of integers and of
-    truth values.
+    PREMUL_SUM multiplies `x` in place by its factor.  Raises ValueError for an op that
+    ringreduce does not have, and for PREMUL_SUM of integers and of truth values.
     """
     number = op.op.value
     name = _OPS.get(number)
@@ -47,10 +45,7 @@ def prepare(op: Any, x: np.ndarray) -> str:
 
 
 def prepare_copy(op: Any, x: np.ndarray) -> tuple[np.ndarray, str]:
-    """Do as `prepare`, but leave `x` as it is.
-
-    Returns the array to reduce, `x` or a copy of it, and the name of the op.
-    """
+    """Do as `prepare`, on a copy of `x` if it would change; return that array, and the op."""
     if op.op.value == _PREMUL_SUM:
         x = x.copy()
     return x, prepare(op, x)

@@ -19,13 +19,11 @@ _CALLS = 3
 def sparse_calls(
     comm: rr.Communicator, tensor: Any, op: Any, *, timeout_s: float | None, async_op: bool
 ) -> list[Any]:
-    """Begin to add a sparse tensor of each rank in place; `op` is torch's SUM or AVG.
+    """Begin to add a sparse tensor of each rank in place; return `_CALLS` results or Works.
 
-    Ranks may have different numbers of entries.  Returns the results of `_CALLS` calls, or their
-    Works, for `add_entries`.
-
-    Raises ValueError for another op, TypeError for the mean of integers, MismatchError on all ranks
-    if their shapes have different numbers of dimensions.
+    Ranks may have different numbers of entries.  Raises ValueError for another `op` than
+    torch's SUM and AVG, TypeError for the mean of integers, MismatchError on all ranks for
+    different numbers of dimensions.
     """
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"all_reduce: op is {op}; sparse tensors have SUM and AVG")
@@ -45,9 +43,7 @@ def sparse_calls(
 
 
 def add_entries(tensors: Sequence[Any], op: Any, size: int, *found: np.ndarray) -> None:
-    """Write the sums of the entries of all `size` ranks to sparse tensors, or their means.
-
-    `found` begins with the results of the calls of each tensor.
+    """Write the sums or means of all `size` ranks to sparse tensors; `found` are their results.
 
     Raises MismatchError on all ranks if the shapes of a tensor differ.
     """

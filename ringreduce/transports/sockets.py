@@ -23,8 +23,6 @@ a frame arrives."""
 
 
 class SocketTransport(Transport):
-    """One rank's end of the connections between all ranks of a communicator."""
-
     name = "sockets"
     threads = True
     one_process = False
@@ -105,7 +103,6 @@ class SocketTransport(Transport):
     def _exchange(
         self, mine: bytes, members: Sequence[int], number: int, timeout_s: float
     ) -> list[bytes]:
-        """Return the bytes that `members` pass, in their order; lengths may differ."""
         peers = [peer for peer in members if peer != self.rank]
         for peer in peers:
             self._streams[peer].check()
@@ -120,7 +117,8 @@ class SocketTransport(Transport):
     ) -> None:
         """Wait until no rank is missing.
 
-        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after `timeout_s`.
+        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after
+        `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         while absent := missing():
@@ -188,7 +186,6 @@ class SocketTransport(Transport):
         ]
 
     def release(self) -> None:
-        """Close all connections."""
         for stream in self._streams.values():
             stream.close()
         self._events.close()
@@ -202,8 +199,6 @@ class SocketTransport(Transport):
 
 
 class SocketChannel:
-    """Envelopes and data between two ranks, as frames of kinds of their own."""
-
     def __init__(
         self, transport: SocketTransport, streams: dict[int, FrameStream], events: Events
     ) -> None:
@@ -238,7 +233,6 @@ class SocketChannel:
 
 
 def _new_file(nbytes: int) -> int | None:
-    """Return a descriptor of a new memory file; None where the system has none."""
     try:
         descriptor = os.memfd_create("ringreduce")
     except (AttributeError, OSError):

@@ -56,8 +56,6 @@ class FrameType(enum.IntEnum):
 
 
 class FrameReceive:
-    """A receive: of an `_Inbox`, once it is started, until it is complete."""
-
     def __init__(self, inbox: _Inbox, flow: int, buffer: memoryview) -> None:
         self.inbox, self.flow, self.buffer = inbox, flow, buffer.cast("B")
         self.complete = True
@@ -74,8 +72,6 @@ class FrameReceive:
 
 
 class FrameSend:
-    """A send; complete once the kernel has all its bytes."""
-
     def __init__(self, stream: FrameStream, kind: FrameType, flow: int, buffer: memoryview) -> None:
         self._stream, self._buffer = stream, buffer.cast("B")
         self._header = _HEADER.pack(kind, flow, self._buffer.nbytes)
@@ -100,9 +96,7 @@ class _Arrival:
         self.flow, self.nbytes = flow, nbytes
         self.receive = receive
         self.direct = receive is not None
-        """Whether the bytes go to the buffer of the receive."""
         self.dropped = False
-        """Whether the message is dropped once it is whole."""
         self._kept = bytearray()
         self._filled = 0
 
@@ -112,7 +106,6 @@ class _Arrival:
 
     @property
     def missing(self) -> int:
-        """The number of bytes that are missing."""
         return self.nbytes - self._filled
 
     @property
@@ -130,11 +123,9 @@ class _Arrival:
             self._filled += len(read)
 
     def bytes(self) -> bytes:
-        """Return the kept bytes."""
         return bytes(self._kept)
 
     def deliver(self) -> None:
-        """Complete the receive of a whole message."""
         assert self.receive is not None
         if not self.direct:
             self.receive.buffer[: self.nbytes] = self._kept
@@ -174,7 +165,6 @@ class _Inbox:
         return _Arrival(flow, nbytes, posted.popleft())
 
     def withdraw(self, receive: FrameReceive) -> bool | None:
-        """See `Transport.withdraw`."""
         with self.stream.lock:
             if receive.complete:
                 return False
@@ -186,7 +176,6 @@ class _Inbox:
             return True
 
     def discard(self) -> bool:
-        """See `Transport.discard`."""
         with self.stream.lock:
             if not self._arrivals:
                 return False
@@ -214,7 +203,6 @@ class FrameStream:
         self.collected: dict[int, deque[bytes]] = defaultdict(deque)
         """By number of the split, 0 for none: the bytes of the peer's collections."""
         self.memory: deque[int] = deque()
-        """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
         self._peer_closed = False
         """Whether the peer reads nothing more; frames that it sent before are still read."""
@@ -229,16 +217,13 @@ class FrameStream:
         self._header_filled = 0
         self._kind = FrameType.DATA
         self._arrival: _Arrival | None = None
-        """The message that is arriving; None between two frames."""
 
     @property
     def lock(self) -> Any:
-        """The lock of `Events`."""
         return self._events.lock
 
     @property
     def flushed(self) -> bool:
-        """Whether the kernel has all that was sent."""
         return not self._leaving
 
     def check(self) -> None:
@@ -248,7 +233,6 @@ class FrameStream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the peer has ended without a farewell."""
         return self.ended and not self.said_bye
 
     def completes(self, request: FrameSend | FrameReceive) -> bool:
@@ -281,7 +265,6 @@ class FrameStream:
                 self._events.want(self)
 
     def post(self, kind: FrameType, message: bytes, flow: int = 0) -> None:
-        """Send a short frame."""
         frame = _HEADER.pack(kind, flow, len(message)) + message
         self.send(frame, memoryview(b""), None)
 
@@ -300,7 +283,6 @@ class FrameStream:
             assert sent == len(header), "the kernel has no room for a header"
 
     def write(self) -> None:
-        """Give the kernel as many bytes as it takes."""
         with _system_calls_on(self):
             try:
                 while self._leaving:
@@ -315,8 +297,8 @@ class FrameStream:
     ) -> None:
         """Make a system call, and pass its result to `note`, also if a signal's handler raises.
 
-        `map` and `extend` are compiled: no handler runs between the call and the end of `extend`.
-        `map` takes each argument in a tuple.
+        No handler runs between the call and the end of `extend`: `map`, which takes each
+        argument in a tuple, and `extend` are compiled.
         """
         result: list[Any] = []
         try:
@@ -355,7 +337,6 @@ class FrameStream:
                 self._read_part()
 
     def _read_part(self) -> None:
-        """Read a part of a header or of the bytes of a message."""
         arrival = self._arrival
         if arrival is None:
             place = memoryview(self._header)[self._header_filled :]
@@ -420,7 +401,6 @@ class FrameStream:
     # --- the end ---
 
     def end(self) -> None:
-        """Note that the peer has closed the connection, or has ended."""
         if not self.ended:
             self._events.forget(self)
             self._leaving.clear()
@@ -437,9 +417,9 @@ class FrameStream:
 def _system_calls_on(stream: FrameStream) -> Iterator[None]:
     """Run a block of system calls on a connection.
 
-    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
-    ended.  After any other exception, such as that of a signal's handler, the connection stays in
-    use if `recover` finds it consistent; otherwise it ends for both ranks.
+    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream`
+    has ended.  After any other exception, such as that of a signal's handler, the connection
+    stays in use if `recover` finds it consistent; otherwise it ends for both ranks.
     """
     try:
         yield
@@ -460,8 +440,6 @@ def _system_calls_on(stream: FrameStream) -> Iterator[None]:
 
 
 class Events:
-    """Waits until connections can be read, or written if something has to leave."""
-
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held while frames move, and while messages are matched."""
@@ -491,7 +469,6 @@ class Events:
             self._streams.pop(descriptor, None)
 
     def progress(self) -> None:
-        """Send and receive what is possible now."""
         with self.lock:
             for descriptor, events in self._epoll.poll(0):
                 stream = self._streams.get(descriptor)
@@ -506,7 +483,6 @@ class Events:
                     stream.read()
 
     def wait(self, seconds: float) -> None:
-        """Return once a stream can be read or written, or after `seconds`."""
         if self._epoll.fileno() < _SELECTABLE:
             select.select([self._epoll], (), (), seconds)
         else:  # `epoll.poll` waits for whole milliseconds
