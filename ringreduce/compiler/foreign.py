@@ -49,6 +49,6 @@ def new_array(
 
 
 def set_base(function: Address, array: Address, base: Address) -> int:
-    """Give an array a reference to its memory's owner (``PyArray_SetBaseObject``); -1: it raised."""
+    """Give an array a reference to its memory's owner: ``PyArray_SetBaseObject``; -1: raised."""
     result: int = _SetBase(function)(array, base)
     return result

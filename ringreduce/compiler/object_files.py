@@ -86,7 +86,7 @@ def target(config: Any) -> tuple[str, str]:
 
 
 def load(made: MachineCode) -> int:
-    """Load a function until the process ends; return its address.  OSError if a symbol is missing."""
+    """Load a function for good; return its address.  OSError if a symbol is missing."""
     from llvmlite import binding
 
     binding.initialize_native_target()

@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
 
 
 def _read(element: types.Type) -> types.Type:
-    """The type of an array that is read, contiguous, writeable and aligned or not: compiled once."""
+    """The type of an array that is read: contiguous, writeable and aligned or not."""
     return types.Array(element, 1, "C", readonly=True, aligned=False)
 
 

@@ -83,7 +83,6 @@ _RANK_MASK = (1 << _RANK_BITS) - 1
 
 @record
 class Version(Record):
-    # Adds that are complete.
     completed: Word
 
 
@@ -97,19 +96,14 @@ class BlockLock(Record):
 class Access(Record):
     """One rank's access to an array in blocks, and its operation under way."""
 
-    # Address of the `Version`.
     version: Address
     # Address of the first `BlockLock`; the others follow, LOCK_BYTES apart.
     locks: Address
     # Address of the result buffer of rank 0; the others follow, `block_bytes` apart.
     results: Address
-    # Address of the first block.
     blocks: Address
-    # Size of the array in bytes.
     nbytes: Word
-    # Size of a block in bytes.
     block_bytes: Word
-    # Number of blocks.
     block_count: Word
     # Size in bytes of an element, or of one of the two parts of a complex element.
     item_bytes: Word
@@ -124,11 +118,9 @@ class Access(Record):
     spins: Word
     # Polls after a yield of the core each, before the operation returns WAITS.
     yields: Word
-    # ADD or READ.
     operation: Word
     # Address of the rank's own array: the array to add, or the array to read into.
     array: Address
-    # Number of blocks that are done.
     done: Word
     # 1: this rank holds the lock of the next block; 0: it holds none.
     holds: Word
@@ -136,7 +128,6 @@ class Access(Record):
     found: Word
     # The block and the rank's own array, as sources of the fold.
     left: Address
-    # Follows `left`.
     right: Address
 
 

@@ -23,9 +23,7 @@ WORD = 8
 class Header(Record):
     """The first message of a call: the digest of its signature, and its number."""
 
-    # First 8 bytes of the digest.
     digest_low: Word
-    # Last 8 bytes of the digest.
     digest_high: Word
     # Number of the call in its communicator, from 0.
     call_number: Word
@@ -47,7 +45,6 @@ class Slot(Record):
 
     # Sequence number of the round that the slot was last used for.
     sequence: Word
-    # Header of the call that the round belongs to.
     header: Header
     # INPUT; with PUBLISHES_DATA the offset in the segment of the data of the round.
     input: Location
@@ -60,11 +57,9 @@ class StoreReport(Record):
 
     # Nanoseconds of timed COPYs and REDUCEs by the kind of stores that was in use before.
     kept_ns: Word
-    # Bytes of these.
     kept_bytes: Word
     # Nanoseconds of timed COPYs and REDUCEs by the other kind of stores.
     other_ns: Word
-    # Bytes of these.
     other_bytes: Word
 
 
@@ -127,7 +122,6 @@ IOVEC = -1
 class Iovec(Record):
     """A buffer of several pieces, all in this process, and the piece that was used last."""
 
-    # Array of the addresses of the pieces.
     addresses: Address
     # Array of the sizes of the pieces, in bytes.
     sizes: Address
@@ -145,9 +139,7 @@ GATHER_BYTES = 8 << 10
 
 @record
 class Interval(Record):
-    # Address of the first byte.
     begin: Address
-    # Address behind the last byte.
     end: Address
 
 
@@ -158,17 +150,13 @@ class Interval(Record):
 class MemoryRange(Record):
     """``struct iovec`` of process_vm_readv and process_vm_writev."""
 
-    # Address of the first byte.
     address: Address
-    # Size in bytes.
     nbytes: Word
 
 
 @record
 class Timespec(Record):
-    # Seconds.
     seconds: Word
-    # Nanoseconds of the second, 0 to 999,999,999.
     nanoseconds: Word
 
 
@@ -182,7 +170,6 @@ class StoreTrial(Record):
 
     # 1: streaming stores are used now; 0: ordinary stores are.
     streams: Word
-    # KEEP, TIME_KEPT, AWAIT_KEPT, WARM_UP, TIME_OTHER or AWAIT.
     phase: Word
     # Sequence number of the round from which on the next phase begins.
     phase_end: Word
@@ -198,17 +185,13 @@ class StoreTrial(Record):
 class Peer(Record):
     """The state of a peer, as far as this rank knows it."""
 
-    # Address of the peer's segment.
     segment: Address
     # Number of the peer's process; 0: this process maps the memory of the peer.
     process: Word
     # Sequence number of the latest round that the peer is known to have posted.
     seen: Word
-    # Data of the peer in the current round.
     slot: Buffer
-    # INPUT of the peer in the current round.
     input: Buffer
-    # OUTPUT of the peer in the current round.
     output: Buffer
     # 1: OUTPUT is in the peer's segment, so this rank may write it; 0: it is not.
     output_is_shared: Word
@@ -226,11 +209,8 @@ class Team(Record):
     spins: Word
     # Polls after a yield of the core each, before the program returns PENDING.
     yields: Word
-    # Number of peers: one less than ranks.
     peer_count: Word
-    # Address of this rank's segment.
     segment: Address
-    # Size of this rank's segment in bytes.
     segment_bytes: Word
     # Data of this rank in the current round.
     slot: Buffer
@@ -256,7 +236,6 @@ class Team(Record):
     ring_begin: Word
     # Offset in the ring behind the latest data, in bytes, a multiple of 64.
     ring_end: Word
-    # Stores to memory that peers read.
     trial: StoreTrial
     # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
     indirect_reads: Word
@@ -267,7 +246,6 @@ class Team(Record):
 
 @record
 class Program(Record):
-    # Address of the `Team`.
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
@@ -276,7 +254,6 @@ class Program(Record):
     done_bytes: Word
     # Sequence number of the round before the program's first.
     base: Word
-    # Number of rounds, 1 or more.
     rounds: Word
     # PUBLISHES_NOTHING, PUBLISHES_ARRAYS or PUBLISHES_DATA.
     publishes: Word
@@ -288,25 +265,16 @@ class Program(Record):
     divisor: Word
     # Index of the peer that is waited for, or whose header is different.
     blamed: Word
-    # Header of the call under way.
     header: Header
-    # INPUT of this rank.
     input: Buffer
-    # OUTPUT of this rank.
     output: Buffer
-    # SCRATCH of this rank.
     scratch: Buffer
-    # INPUT as this rank publishes it.
     input_location: Location
-    # OUTPUT as this rank publishes it.
     output_location: Location
-    # Size of INPUT in bytes.
     input_bytes: Word
-    # Size of OUTPUT in bytes.
     output_bytes: Word
     # 1: INPUT and OUTPUT may be the same memory; 0: they may not.
     in_place: Word
-    # Address of `shm.executor.run`, compiled.
     run: Address
 
 
@@ -325,9 +293,7 @@ FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 
 @record
 class OperandRecord(Record):
-    # Address of a `Buffer`.
     buffer: Address
-    # Offset of the first byte in the buffer.
     offset: Word
 
 
@@ -335,9 +301,7 @@ class OperandRecord(Record):
 class InstructionRecord(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
-    # FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE or END.
     opcode: Word
-    # Number of the round in the program, from 1.
     round: Word
 
 
@@ -365,7 +329,6 @@ class PostRecord(Record):
 class WaitRecord(Record):
     opcode: Word
     round: Word
-    # Index of the peer.
     peer: Word
     # 1: compare the header, and resolve the peer's buffers; 0: only wait.
     reads: Word
@@ -374,11 +337,8 @@ class WaitRecord(Record):
 @record
 class CopyRecord(Record):
     opcode: Word
-    # The bytes to write.
     target: OperandRecord
-    # The bytes to read.
     source: OperandRecord
-    # Number of bytes.
     nbytes: Word
     # 1: peers read the target, and it is long enough to choose how to write; STREAMED: write by
     # streaming stores; 0: another copy.
@@ -392,11 +352,8 @@ class PushRecord(Record):
     """Copy bytes from INPUT to OUTPUT of a peer.  A `DirectWrite` follows the `Destinations`."""
 
     opcode: Word
-    # The bytes to read.
     source: OperandRecord
-    # Number of bytes.
     nbytes: Word
-    # Address of the `Destinations`.
     destinations: Address
 
 
@@ -418,24 +375,18 @@ class Destinations(Record):
 
 @record
 class DirectWrite(Record):
-    # Address of the `Peer`.
     peer: Address
-    # Offset of the first byte in OUTPUT.
     offset: Word
 
 
 @record
 class ReduceRecord(Record):
     opcode: Word
-    # The bytes to write.
     target: OperandRecord
-    # Number of bytes, 1 or more.
     nbytes: Word
-    # Number of sources, 2 or more.
     source_count: Word
     # Array of `source_count` records `OperandRecord`.
     sources: Address
-    # Address of the `Destinations`.
     destinations: Address
     # 1: divide the result by the divisor of the program; 0: do not.
     divides: Word

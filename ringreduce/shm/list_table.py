@@ -40,11 +40,8 @@ UNKNOWN, SEPARATE, MIXED = range(3)
 class ListState(Record):
     """A list of arrays of one dtype, and of their results."""
 
-    # Number of arrays.
     members: Word
-    # Number of batches.
     batches: Word
-    # The address of the first `ListBatch`.
     first_batch: Address
     # The address of memory for 4 intervals for each array, which `overlap` sorts.
     intervals: Address
@@ -58,9 +55,7 @@ class ListState(Record):
 class ListBatch(Record):
     """The arrays of a list that are reduced together."""
 
-    # Number of arrays.
     members: Word
-    # Bytes of all arrays together.
     nbytes: Word
     # Addresses of arrays that have the dtypes and shapes of the members, but not their memory.
     likes: Address
@@ -74,9 +69,7 @@ class ListBatch(Record):
     source: Word
     # OUTPUT of the program: the address of the results, or the negated address of `targets`.
     target: Word
-    # The address of the program.
     program: Address
-    # The executable with that program, a Python object.
     executable: Address
 
 

@@ -66,7 +66,6 @@ class KnownKind(Record):
 
     # An array of this dtype and shape; 0: none.
     like: Address
-    # The record of its kind.
     kind: Address
 
 
@@ -76,10 +75,8 @@ class MailEntry(Record):
 
     # 1: the function sends; 0: it receives or probes.
     sends: Word
-    # 1: the function probes.
     probes: Word
     rank: Word
-    # Ranks of the communicator.
     ranks: Word
     # 1: no operation is under way in Python.  Only Python compares the memory of operations.
     idle: Word
@@ -87,20 +84,15 @@ class MailEntry(Record):
     refused: Address
     # The channels with all ranks, by rank.
     channels: Address
-    # The general function.
     general: Address
     # ``adopt(x, peer, tag)``: waits for the answer to the message that was offered last.
     adopt: Address
-    # Types, and None.
     array_type: Address
     int_type: Address
     none: Address
-    # The names of the parameters.
     name_peer: Address
     name_tag: Address
-    # An int of C, for `number_within`.
     overflow: Word
-    # Arguments of a call of `adopt`.
     argument0: Address
     argument1: Address
     argument2: Address

@@ -80,7 +80,6 @@ class RankState(Record):
 
     # One of the states of `point_to_point.road`, 0 at first; written last.
     state: Word
-    # Length of the reason in bytes.
     reason_bytes: Word
 
 
@@ -88,9 +87,7 @@ class RankState(Record):
 class Counts(Record):
     """The numbers of the peer's offers and answers that the owner of a mailbox has taken."""
 
-    # Offers.
     offers: Word
-    # Answers.
     answers: Word
     # 1: the owner has given up a message, and makes no more messages with this peer.
     broken: Word
@@ -100,9 +97,7 @@ class Counts(Record):
 class DtypeAndShapeRecord(Record):
     """A dtype and a shape; their description follows."""
 
-    # First 8 bytes of the hash of the description.
     digest_low: Word
-    # Last 8 bytes of the hash.
     digest_high: Word
     # Bytes of an array of this dtype and shape.
     nbytes: Word
@@ -116,18 +111,14 @@ class Offer(Record):
 
     # Number of the message among those of this pair of ranks, from 1; written last.
     sequence: Word
-    # The caller's tag.
     tag: Word
-    # Hash of dtype and shape.
     digest_low: Word
     digest_high: Word
-    # Bytes of the data.
     nbytes: Word
     # INLINE, IN_SEGMENT or IN_PROCESS.
     place: Word
     # Offset in bytes in the sender's segment, or address in the sender's process.
     address: Address
-    # Length of the description in bytes.
     text_bytes: Word
 
 
@@ -137,11 +128,9 @@ class Answer(Record):
 
     # Number of the answer among those of this pair of ranks, from 1; written last.
     sequence: Word
-    # Number of the message.
     message: Word
     # TAKEN, DIFFERENT or REFUSED.
     status: Word
-    # Length of the description in bytes.
     text_bytes: Word
 
 
@@ -153,13 +142,9 @@ class MailboxPair(Record):
     mine: Address
     # The peer's mailbox for this rank.
     theirs: Address
-    # The `RankState` of the peer.
     peer_state: Address
-    # This rank's segment.
     segment: Address
-    # Bytes of this rank's segment.
     segment_bytes: Word
-    # The peer's segment.
     peer_segment: Address
     # Number of the peer's process; 0: this process.
     process: Word
@@ -183,7 +168,6 @@ class MailboxPair(Record):
     busy: Word
     # The message that compiled code has offered and Python does not wait for yet; 0: none.
     unadopted: Word
-    # Two ranges for `read_process`.
     local: MemoryRange
     remote: MemoryRange
 

@@ -67,13 +67,9 @@ _DTYPES = (
 class TensorDescription(Record):
     """``dlpack.h``: DLTensor."""
 
-    # The address of the memory.
     data: Address
-    # The type of the device.
     device: Int32
-    # The number of the device.
     device_number: Int32
-    # Number of dimensions.
     ndim: Int32
     # The dtype: its code, 8 bits; its bits, 8 bits; its lanes, 16 bits.
     kind: Int32
@@ -93,19 +89,14 @@ class TensorViews(Record):
     describe: Address
     # ``Tensor.is_neg``: whether the elements are those in memory, negated.
     is_neg: Address
-    # The text "requires_grad".
     name_requires_grad: Address
-    # False, None, and the type of arrays.
     false: Address
     none: Address
     array_type: Address
-    # PyArray_NewFromDescr.
     new_array: Address
-    # PyArray_SetBaseObject.
     set_base: Address
     # The address of pairs of words: `TensorDescription.kind`, and the address of the dtype.
     dtypes: Address
-    # Number of these pairs.
     dtype_count: Word
     # Scratch: the address of a `TensorDescription`.
     described: Address
