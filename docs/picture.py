@@ -20,6 +20,8 @@ import strategies
 
 from ringreduce.algorithms import build
 from ringreduce.picture import to_svg
+from ringreduce.picture.drawing import title
+from ringreduce.picture.layout import StepColumns
 from ringreduce.picture.style import (
     FACTS_SIZE,
     FAINT,
@@ -31,11 +33,10 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
     in_dark,
+    text,
 )
-from ringreduce.picture.svg import element, text
-from ringreduce.picture.timeline import StepColumns
-from ringreduce.picture.words import title
 from ringreduce.schedules.schedule import Schedule
 
 RANKS = 4

@@ -42,8 +42,9 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
+    text,
 )
-from ringreduce.picture.svg import element, text
 from ringreduce.train import mlp, strategies
 from ringreduce.train.compare import report
 from ringreduce.train.configuration import to_flags

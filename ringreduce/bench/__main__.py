@@ -25,7 +25,7 @@ from ringreduce.bench.world import MPI
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import counted
 from ringreduce.picture import output
-from ringreduce.picture.words import nodes_text
+from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable

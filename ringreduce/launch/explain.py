@@ -22,7 +22,7 @@ from ringreduce.launch.case import Case, ExplainRequest, PipelineRequest
 from ringreduce.launch.host import VariableError
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
-from ringreduce.picture.words import nodes_text
+from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw

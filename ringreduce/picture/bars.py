@@ -21,8 +21,10 @@ from ringreduce.picture.style import (
     NUMBER_SIZE,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
 )
-from ringreduce.picture.svg import element, text, text_width
 
 _HEAD, _ROW, _BAR = 74.0, 19.0, 13.0
 """Space above the first group, and the heights of a row and of the bar in it."""

@@ -29,8 +29,10 @@ from ringreduce.picture.style import (
     PAPER,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
 )
-from ringreduce.picture.svg import element, text, text_width
 
 WIDTH = 880.0
 """The width of a chart, which a page of GitHub shows without shrinking it."""

@@ -28,8 +28,11 @@ from ringreduce.picture.style import (
     NUMBER_SIZE,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
+    tooltip,
 )
-from ringreduce.picture.svg import element, text, text_width, tooltip
 
 _LANE, _GAP = 28.0, 16.0
 """The height of a lane, and the space between two lanes, which has the arrows."""

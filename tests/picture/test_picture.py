@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
 from ringreduce.picture import to_png, to_svg
-from ringreduce.picture.palette import in_parts
+from ringreduce.picture.layout import StepColumns
+from ringreduce.picture.legend import in_parts
 from ringreduce.picture.style import PALETTE, in_dark, in_light
-from ringreduce.picture.timeline import StepColumns
 from ringreduce.schedules.matching import match
 from ringreduce.schedules.schedule import Schedule, chunk_text
 from tests.support.pictures import Box, box, contrasts, groups, number, parse, shapes, whole
