@@ -178,7 +178,7 @@ def test_a_schedule_that_cannot_finish_is_refused() -> None:
         to_svg(written("rank 0\n <1:0\n >1:0\nrank 1\n <0:0\n >0:0"))
 
 
-MODULES = ("", ".chart", ".lanes", ".palette", ".scales", ".style", ".svg", ".timeline", ".words")
+MODULES = ("", ".bars", ".chart", ".drawing", ".lanes", ".layout", ".legend", ".scales", ".style")
 
 
 @pytest.mark.parametrize("module", MODULES)
