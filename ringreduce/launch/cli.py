@@ -30,7 +30,7 @@ from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 
 if TYPE_CHECKING:
-    from ringreduce.launch.case import ExplainRequest, PipelineRequest
+    from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
@@ -153,7 +153,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 
 def _request(options: argparse.Namespace) -> ExplainRequest:
-    from ringreduce.launch.case import ExplainRequest
+    from ringreduce.launch.example_call import ExplainRequest
 
     if options.ranks is None and not options.nodes:
         raise ValueError("how many ranks? --ranks 8, or --nodes 3,1,4")
@@ -162,7 +162,7 @@ def _request(options: argparse.Namespace) -> ExplainRequest:
 
 
 def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
-    from ringreduce.launch.case import PipelineRequest
+    from ringreduce.launch.example_call import PipelineRequest
 
     ranks = options.ranks if options.stages is None else options.stages
     if ranks is None:

@@ -18,8 +18,7 @@ from pathlib import Path
 from ringreduce.colours import Colours
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
-from ringreduce.launch.case import Case, ExplainRequest, PipelineRequest
-from ringreduce.launch.host import VariableError
+from ringreduce.launch.example_call import Case, ExplainRequest, PipelineRequest, VariableError
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.drawing import nodes_text

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ringreduce.colours import Colours
 from ringreduce.errors import ScheduleError, counted
-from ringreduce.launch.case import PipelineRequest
+from ringreduce.launch.example_call import PipelineRequest
 from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output
 from ringreduce.pipeline.actions import held_after

@@ -19,8 +19,8 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.bench.inputs import OPS
 from ringreduce.bench.options import read as read_bench
 from ringreduce.launch import cli
-from ringreduce.launch.case import ExplainRequest, PipelineRequest
 from ringreduce.launch.completion import script
+from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
 from ringreduce.pipeline.generators import SCHEDULES
 from ringreduce.train.strategies import STRATEGIES
 

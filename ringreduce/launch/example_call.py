@@ -1,4 +1,4 @@
-"""What `ringreduce explain` explains: a request, and what a call would find and do."""
+"""What `ringreduce explain` explains: a request, and what a call would find and do on this host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.config import Config
+from ringreduce.config import Config, Environment, Memory
+from ringreduce.cores import usable
 from ringreduce.errors import counted, did_you_mean
-from ringreduce.launch.host import memory_of_job
+from ringreduce.launch.probe import ask
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.registry import schedule
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
@@ -20,6 +21,34 @@ from ringreduce.planning.select import Choice, choose, predict, priced_bytes, sl
 from ringreduce.schedules.collectives import IN_PARTS
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.topology import Nodes, parse_nodes
+
+
+class VariableError(Exception):
+    """A variable of the environment has a value with which no job would start."""
+
+
+def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
+    """Return what memory a job of `ranks` ranks on this host shares; None: it exchanges messages.
+
+    `transport` is as for `ringreduce.init`.  Raises VariableError for a variable that `init`
+    would refuse.
+    """
+    transport = transport or _transport_of_environment()
+    if transport == "mpi":
+        return None
+    answer = ask("memory")
+    found = answer.lines[0] if answer.lines else {}
+    if not found.get("shared") and transport != "shm":
+        return None
+    can = {fact: found.get(fact, False) for fact in ("single_copy", "writes", "quick")}
+    return Memory(crowded=ranks > usable(), **can)
+
+
+def _transport_of_environment() -> str:
+    try:
+        return Environment.read().transport or "auto"
+    except ValueError as error:
+        raise VariableError(str(error)) from None
 
 
 @dataclass(frozen=True)
