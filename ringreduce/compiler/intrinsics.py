@@ -1,8 +1,7 @@
 """Instructions for functions that Numba cannot compile from Python.
 
-The functions themselves, with bodies for Python, are in `records`, `memory`, `interpreter` and
-`foreign`.  This module gives Numba the types and instructions of each.  It is imported only to
-compile.
+The functions themselves, with bodies for Python, are in `records`, `memory` and `interpreter`.
+This module gives Numba the types and instructions of each.  It is imported only to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numba.extending import lower_builtin, register_jitable, type_callable
 from numba.np.numpy_support import from_dtype
 from numpy import dtype
 
-from ringreduce.compiler import foreign, interpreter, memory, pyobjects, records
+from ringreduce.compiler import interpreter, memory, pyobjects, records
 from ringreduce.compiler.records import Record
 
 _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
@@ -329,11 +328,11 @@ def _call_int(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.sext(called, _WORD)
 
 
-_describe = _compiles(foreign.describe, _INT64(*(_INT64,) * 3))(_call_int)
-_set_base = _compiles(foreign.set_base, _INT64(*(_INT64,) * 3))(_call_int)
+_describe = _compiles(interpreter.describe, _INT64(*(_INT64,) * 3))(_call_int)
+_set_base = _compiles(interpreter.set_base, _INT64(*(_INT64,) * 3))(_call_int)
 
 
-@_compiles(foreign.new_array, _INT64(*(_INT64,) * 7))
+@_compiles(interpreter.new_array, _INT64(*(_INT64,) * 7))
 def _new_array(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     words = (_WORD, _WORD, _INT, _WORD, _WORD, _WORD, _INT, _WORD)
     kind = ir.FunctionType(_WORD, words)

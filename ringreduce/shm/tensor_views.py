@@ -18,13 +18,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ringreduce.compiler.foreign import describe, new_array, set_base
 from ringreduce.compiler.interpreter import (
     attribute,
     call_object,
+    describe,
     forget_exception,
     keep_object,
     let_go_of_object,
+    new_array,
+    set_base,
 )
 from ringreduce.compiler.memory import load, store
 from ringreduce.compiler.pyobjects import PyArray, PyObject, tuple_item
