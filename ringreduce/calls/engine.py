@@ -49,8 +49,8 @@ from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.allocator import Arena
 from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.fast_path import SCATTER_TO_OUT, CompiledCall, FastPath, key_of
+from ringreduce.shm.gpu_staging import GpuExecutable, PinnedPieces
 from ringreduce.shm.list_table import ListTable
-from ringreduce.shm.pieces import GpuExecutable, PinnedPieces
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
 from ringreduce.trace import ASYNC, CALL, MESSAGE, RECORDERS
