@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the launcher makes no calls
+    from ringreduce.calls.communicator import Communicator
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
@@ -18,7 +24,6 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError, shown
 from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
-from ringreduce.recovery.pace import ComputeTimer
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
@@ -363,3 +368,32 @@ def _begin_alike(comm: Communicator, state: State) -> None:
 
 def _arrays_of(root: int, comm: Communicator, state: State) -> dict[str, np.ndarray]:
     return {name: comm.broadcast(state[name], root=root) for name in state}
+
+
+_EVERY = 53
+"""One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
+
+
+class ComputeTimer:
+    """Measures the seconds of a step that this rank does not spend in calls of `comm`."""
+
+    def __init__(self, comm: Communicator, tell: Callable[[int, float], None]) -> None:
+        """Call ``tell(step, seconds)`` after each step that was measured."""
+        self._comm, self._tell = comm, tell
+        self._since: float | None = None
+        """When the measured step began."""
+
+    def after(self, step: int) -> None:
+        """Begin or end a measurement, after number `step`, when one is due."""
+        if self._since is not None:
+            seconds = time.perf_counter() - self._since
+            self._since = None
+            self._tell(step, max(0.0, seconds - self._comm.end_meter()))
+        elif step % _EVERY == 0:
+            self._comm.begin_meter()
+            self._since = time.perf_counter()
+
+    def close(self) -> None:
+        if self._since is not None:
+            self._since = None
+            self._comm.end_meter()

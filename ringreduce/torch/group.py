@@ -29,9 +29,8 @@ from ringreduce.torch.lists import (
     pieces_of,
     room_for,
 )
-from ringreduce.torch.ops import prepare, prepare_copy
+from ringreduce.torch.reductions import add_entries, prepare, prepare_copy, sparse_calls
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
-from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, is_as_in_memory
 from ringreduce.torch.works import AsyncWork, FinishedWork, TensorMessage, seconds_of
 

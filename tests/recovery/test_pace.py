@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.recovery.pace import ComputeTimer
+from ringreduce.recovery.elastic import ComputeTimer
 from ringreduce.supervisor.paces import Paces
 
 

@@ -24,7 +24,7 @@ SHARED = replace(CONFIG, shared_memory=True)
 @pytest.fixture(autouse=True)
 def short_pieces():
     """The longest arrays of the programs have more pieces than there are blocks."""
-    with mock.patch.object(pieces, "PIECE_BYTES", 32 << 10):
+    with mock.patch.object(gpu_staging, "PIECE_BYTES", 32 << 10):
         yield
 
 
