@@ -4,7 +4,7 @@
 collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
 Work (`works`).  `calling` accepts all forms of these calls, and shows them in torch's profiler and
 debug modes.  `attributes` has what torch reads of a group, `reductions` the ops and the sparse
-tensors, `lists` the lists of tensors.  `functional` has operators that compiled code calls.  `memory`
+tensors, `lists` the lists of tensors, `functional` operators that compiled code calls.  `memory`
 makes tensors in registered memory, and `shared` moves tensors there.  `hooks` has a hook for
 DistributedDataParallel.  `gloo` puts the backend in the place of Gloo.
 """
