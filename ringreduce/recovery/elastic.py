@@ -180,7 +180,7 @@ class _Member:
             comm = init()
             try:
                 state = _made(make, comm)
-                # The generation before may train until now.
+                # The earlier generation may train until this question is answered.
                 self._answer = self._ask("ready", call=self._call)
                 if not self._restore(state):
                     _begin_alike(comm, state)

@@ -1,13 +1,12 @@
-"""The ranks of a job, as their launcher sees them: what they say, and when their processes end.
+"""The ranks of a job, as their launcher sees them: their messages, and the ends of their processes.
 
-A rank connects to a socket of the launcher.  A killed rank can say nothing: the kernel tells the
-launcher that its process is gone.  The kernel lists the ends in their order, even if the launcher
-is late.  Ranks on other hosts cannot connect.
+A rank connects to a socket of the launcher.  A killed rank sends nothing: the kernel reports the
+end of its process.  Ranks on other hosts cannot connect.
 
-When a process ends, the kernel closes its files, and reports the process as gone a moment later.
-MPI's process manager sees the closed files, and kills the other ranks.  Another rank may then be
-gone before the first one.  So the order in which ranks close their connections is the order of the
-ends.
+When a process ends, the kernel closes its files, and reports the end a moment later.  In between
+MPI's process manager sees the closed files and kills other ranks, whose ends may be reported first.
+So the order in which ranks close their connections, which the kernel keeps even if the launcher is
+late, is the order of the ends.
 """
 
 from __future__ import annotations
