@@ -180,7 +180,7 @@ class _Table:
         return covering if dense else None
 
     def _just_reduced(self, rank: int, index: int) -> Iterator[Span]:
-        """Yield the spans that a rank reduces in step `index` - 1 and sends, unexposed, in `index`."""
+        """Yield spans that a rank reduces in step `index` - 1, and sends unexposed in `index`."""
         before = self.steps[rank].get(index - 1)
         if before is None or (rank, index) in self.exposed:
             return
