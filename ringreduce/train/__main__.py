@@ -29,8 +29,9 @@ from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
 from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
-from ringreduce.train.loop import Trainer, shapes
+from ringreduce.train.loop import Trainer
 from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
+from ringreduce.train.parts import shapes
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result, Watcher
 from ringreduce.train.served_part import lowest_says

@@ -59,7 +59,6 @@ class ExactReplica(WholeModel):
         return slice(first, last)
 
     def gradients(self, x: Any, labels: Any, count: int) -> np.ndarray:
-        """As `Part.gradients`; the losses of shards of other ranks are 0."""
         losses, first = np.zeros(self._shards), self.rows(count).start
         for shard, buffers in zip(self._mine, self._of_shards, strict=True):
             part = sampler.part(count, shard, self._shards)
@@ -80,14 +79,10 @@ class ExactReplica(WholeModel):
                 self._reduced[name] = flat[part].reshape(shape)
         return losses
 
-    def counted(self) -> list[Any]:
-        """Return the gradients that this rank counts in the norm: rank 0 counts all."""
-        return list(self._reduced.values()) if self.run.comm.rank == 0 else []
-
     @property
     def sent_bytes(self) -> int:
         return self._sent_bytes
 
     @property
-    def state_bytes(self) -> int:
-        return super().state_bytes + sum(group.nbytes for group in self._groups)
+    def gradient_bytes(self) -> int:
+        return super().gradient_bytes + sum(group.nbytes for group in self._groups)

@@ -28,7 +28,7 @@ from ringreduce.parallel import sampler
 from ringreduce.parallel.data_parallel import average
 from ringreduce.parallel.equality import bytes_of, check_equal
 from ringreduce.parallel.store_messages import StoreStats
-from ringreduce.train import data, mlp, optimizers, strategies
+from ringreduce.train import data, strategies
 from ringreduce.train.course import Course, Stretch
 from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
 from ringreduce.train.pace import Pace
@@ -630,20 +630,6 @@ class Trainer:
         with self.store.update():
             lr = course.learning_rate(steps[-1])
             journal.record(store.total / samples, lr, samples, times, counts=True)
-
-
-def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `Trainer.arrays`, by name."""
-    norm = settings.batch_norm
-    network = mlp.views(np.empty(mlp.parameter_count(sizes, norm)), sizes, norm)
-    ours = {name: array.shape for name, array in mlp.named(network).items()}
-    slots = {
-        f"{slot}/{name}": shape
-        for slot in optimizers.SLOTS[settings.optimizer]
-        for name, shape in ours.items()
-    }
-    running = mlp.init_statistics(sizes) if norm else {}
-    return ours | slots | {f"running/{name}": array.shape for name, array in running.items()}
 
 
 def train(

@@ -35,7 +35,7 @@ from ringreduce.parallel.batch_norm import (
 from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
 from ringreduce.train.pace import Pace
 
-# Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
+# Rows that `predict` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
 # as long on 2 cores.
 _ROWS = 32
@@ -340,27 +340,14 @@ def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str,
     return name, place
 
 
-def right(
-    parameters: Parameters,
-    x: Array,
-    labels: Array,
-    xp: ModuleType = np,
-    running: Mapping[str, Array] | None = None,
-) -> int:
-    """Return the number of samples whose largest logit is at their label.
+def predict(
+    network: Iterable[Affine], x: Array, running: Mapping[str, Array], xp: ModuleType = np
+) -> Array:
+    """Return the logits (samples, classes) of the rows of `x`, computed by `_ROWS` rows at a time.
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    network, count = layers(parameters, xp), 0
-    for start in range(0, len(x), _ROWS):
-        rows = slice(start, start + _ROWS)
-        found = predict(network, x[rows], running or {}).argmax(axis=1)
-        count += int((found == labels[rows]).sum())
-    return count
-
-
-def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
-    """Return the logits (samples, classes) of the rows of `x` (samples, inputs)."""
+    blocks = [x[start : start + _ROWS] for start in range(0, max(1, len(x)), _ROWS)]
     for layer in network:
-        x = layer.predict(x, running)
-    return x
+        blocks = [layer.predict(block, running) for block in blocks]
+    return xp.concatenate(blocks)

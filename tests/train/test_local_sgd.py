@@ -193,7 +193,7 @@ def test_an_infinite_loss_of_one_rank_ends_all_with_one_text():
     def program(comm):
         trainer = Trainer(comm, split, SMALL, strategy=LocalSGD(every=3))
         if comm.rank == 1:
-            next(iter(trainer._part.own()))[...] = np.inf
+            next(iter(trainer._part.parameters()))[...] = np.inf
         with pytest.raises(FloatingPointError) as error:
             trainer.run()
         return str(error.value)
