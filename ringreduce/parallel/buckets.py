@@ -1,7 +1,7 @@
 """Buckets: parameters whose gradients one call reduces.
 
-A bucket is a flat array of gradients and a `Setting`.  Replicas, ZeRO's stages and central storage
-are settings of it.
+A bucket is a flat array of gradients and a `BucketSetting`.  Replicas, ZeRO's stages and central
+storage are settings of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Update = Callable[[Any, tuple[Any, ...], Any], None]
 """(parameters, the optimizer's arrays, gradient) -> None, on 1-d arrays of one shape."""
 
 
-class Setting(NamedTuple):
+class BucketSetting(NamedTuple):
     """How ranks share the buckets of a model."""
 
     reduce: Literal["all_reduce", "reduce_scatter"]
@@ -34,13 +34,17 @@ class Setting(NamedTuple):
     """Arrays for gradients that all buckets use in turn; 0: each bucket keeps one."""
 
 
-REPLICAS = Setting("all_reduce", "never", 0)
+REPLICAS = BucketSetting("all_reduce", "never", 0)
 STAGES = {
-    1: Setting("reduce_scatter", "after the step", 0),
-    2: Setting("reduce_scatter", "after the step", 2),  # a bucket is filled, another is reduced
-    3: Setting("reduce_scatter", "before use", 4),  # and a layer is in use, another on its way
+    1: BucketSetting("reduce_scatter", "after the step", 0),
+    2: BucketSetting(
+        "reduce_scatter", "after the step", 2
+    ),  # a bucket is filled, another is reduced
+    3: BucketSetting(
+        "reduce_scatter", "before use", 4
+    ),  # and a layer is in use, another on its way
 }
-CENTRAL = {2: Setting("reduce_scatter", "never", 2)}
+CENTRAL = {2: BucketSetting("reduce_scatter", "never", 2)}
 _GATHERS = {"never": 0, "after the step": 1, "before use": 2}
 """When -> how often a step gathers; before use: for forward, and for backward."""
 
@@ -106,7 +110,7 @@ class Bucket:
         comm: rr.Communicator,
         members: Sequence[tuple[str, Any]],
         layout: RowLayout,
-        setting: Setting,
+        setting: BucketSetting,
         how: Mapping[str, Any],
         slots: Sequence[str],
         workspace: Workspace,
@@ -344,7 +348,7 @@ class Bucket:
 def make_buckets(
     comm: rr.Communicator,
     members: Sequence[Sequence[tuple[str, Any]]],
-    setting: Setting,
+    setting: BucketSetting,
     how: Mapping[str, Any],
     slots: Sequence[str] = (),
 ) -> list[Bucket]:

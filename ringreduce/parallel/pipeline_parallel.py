@@ -24,10 +24,10 @@ from ringreduce.parallel.layers import Array, Layer, cross_entropy
 from ringreduce.parallel.sampler import part
 from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
 from ringreduce.parallel.stages import (
-    Batch,
     GradientSums,
     Loss,
     MakesLayer,
+    SplitBatch,
     StepOfStages,
     cut_of,
     splits_of_size,
@@ -40,7 +40,7 @@ Into = Mapping[str, Array] | Callable[[Mapping[str, Array]], Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _StagePlan:
     """What a rank does in a pass through its actions."""
 
     schedule: rr.pipeline.PipelineSchedule
@@ -51,7 +51,7 @@ class _Plan:
     """The number of steps by which receives are posted ahead."""
 
     @classmethod
-    def of(cls, schedule: rr.pipeline.PipelineSchedule, rank: int, ahead: int) -> _Plan:
+    def of(cls, schedule: rr.pipeline.PipelineSchedule, rank: int, ahead: int) -> _StagePlan:
         return cls(schedule, schedule.acts(rank), rr.pipeline.lower(schedule, rank), ahead)
 
 
@@ -142,7 +142,7 @@ class PipelineParallel:
         self._name, self._virtual = schedule, virtual
         _check_splits(split_size, splits)
         self._split_size = split_size
-        self._plans: dict[int, tuple[_Plan, rr.pipeline.PipelineProof]] = {}
+        self._plans: dict[int, tuple[_StagePlan, rr.pipeline.PipelineProof]] = {}
         plan, self.proof = self._plan(comm.size * virtual if splits is None else splits)
         self.schedule = plan.schedule
         self.cut = cut_of(layers, self.schedule.stages, cut, costs)
@@ -202,7 +202,7 @@ class PipelineParallel:
         self.schedule = plan.schedule
         parts = _parts(rows, self.schedule.splits)
         self._most_rows = max(each.stop - each.start for each in parts)
-        batch = Batch(x, labels, count, parts)
+        batch = SplitBatch(x, labels, count, parts)
         last = self.schedule.stages - 1
         work = StepOfStages(self._layers, last, batch, self._loss, self._sums)
         self.sent_bytes, self.times = self._run(plan, parts, kind, work.execute)
@@ -257,7 +257,7 @@ class PipelineParallel:
         schedule = rr.pipeline.PipelineSchedule(
             "predict", self._comm.size, len(parts), self._virtual, _forwards
         )
-        self._run(_Plan.of(schedule, self._comm.rank, 1), parts, kind, execute)
+        self._run(_StagePlan.of(schedule, self._comm.rank, 1), parts, kind, execute)
         return self._xp.concatenate(outputs) if outputs else None
 
     @property
@@ -281,18 +281,18 @@ class PipelineParallel:
             return self.schedule.splits
         return splits_of_size(rows, self._split_size, self._name, self._comm.size)
 
-    def _plan(self, splits: int) -> tuple[_Plan, rr.pipeline.PipelineProof]:
+    def _plan(self, splits: int) -> tuple[_StagePlan, rr.pipeline.PipelineProof]:
         """Return this rank's plan for a number of microbatches, and the proof of its schedule."""
         if splits not in self._plans:
             schedule = rr.pipeline.schedule(self._name, self._comm.size, splits, self._virtual)
             proof = rr.pipeline.prove(schedule)
-            plan = _Plan.of(schedule, self._comm.rank, max(1, proof.posted_ahead))
+            plan = _StagePlan.of(schedule, self._comm.rank, max(1, proof.posted_ahead))
             self._plans[splits] = plan, proof
         return self._plans[splits]
 
     def _run(
         self,
-        plan: _Plan,
+        plan: _StagePlan,
         parts: Sequence[slice],
         kind: int,
         execute: Callable[[rr.pipeline.Action, Array | None], Array | None],

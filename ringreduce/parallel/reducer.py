@@ -23,7 +23,7 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
-from ringreduce.parallel.buckets import Bucket, Now, Setting, make_buckets
+from ringreduce.parallel.buckets import Bucket, BucketSetting, Now, make_buckets
 from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
 
 Batch = TypeVar("Batch")
@@ -150,7 +150,7 @@ class Reducer:
         self,
         comm: rr.Communicator,
         members: Sequence[Sequence[tuple[str, Any]]],
-        setting: Setting,
+        setting: BucketSetting,
         op: str,
         how: Mapping[str, Any],
         slots: Sequence[str] = (),

@@ -165,7 +165,7 @@ class GradientSums:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SplitBatch:
     """A batch, and how it is cut into microbatches."""
 
     x: Array
@@ -190,7 +190,7 @@ class StepOfStages:
     """The actions of a rank in one step of training."""
 
     def __init__(
-        self, stages: Stages, last: int, batch: Batch, loss: Loss, gradients: GradientSums
+        self, stages: Stages, last: int, batch: SplitBatch, loss: Loss, gradients: GradientSums
     ) -> None:
         """Begin a step with `batch`; `last` is the number of the model's last stage."""
         self._stages, self._last, self._batch = stages, last, batch

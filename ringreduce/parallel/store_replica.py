@@ -9,12 +9,12 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel.store_chain import Chain
-from ringreduce.parallel.store_messages import DATA, Head, Shard, Views
+from ringreduce.parallel.store_messages import DATA, MessageHead, Shard, Views
 
 Update = Callable[[np.ndarray, tuple[np.ndarray, ...], np.ndarray, int, int], None]
 
 
-class Replica:
+class ShardReplica:
     """A shard on one server.  All replicas of a shard apply the same pushes in the same order."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Replica:
         ]
         self.pushed: dict[int, np.ndarray] = {}
         """Worker -> the message with its last gradients."""
-        self.heads: dict[int, Head] = {}
+        self.heads: dict[int, MessageHead] = {}
         """Worker -> the head of that message."""
         self._gradients: dict[int, Views] = {}
         self.waiting = set[int]()

@@ -28,7 +28,7 @@ from ringreduce.picture import output
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
-from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
+from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, RunState
 from ringreduce.train.loop import Trainer
 from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
 from ringreduce.train.parts import shapes
@@ -125,17 +125,17 @@ def _lowest(comm: rr.Communicator) -> int:
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
     """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
-    runs: list[_Run] = []
+    runs: list[_CommandRun] = []
     for seed in range(outputs.seeds):
         with _reported(comm), ExitStack() as stack:
-            run = _Run(comm, given, outputs, stack, seed)
+            run = _CommandRun(comm, given, outputs, stack, seed)
             run.train()
             runs.append(run)
     with _reported(comm):
         _conclude(comm, runs)
 
 
-def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
+def _conclude(comm: rr.Communicator, runs: Sequence[_CommandRun]) -> None:
     """Print the last line.  Raises _WriteError on all ranks if an output was not written."""
     if runs[-1].speaks:
         seconds = sum(run.elapsed_s for run in runs)
@@ -146,12 +146,12 @@ def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
 
 def _train_elastic(given: Given, outputs: Outputs) -> int:
     """Train once, in a job that goes on after ranks are lost.  Returns the exit code."""
-    runs: list[_Run] = []
+    runs: list[_CommandRun] = []
 
     def make(comm: rr.Communicator) -> rr.State:
         with _reported(comm):
             check_elastic_run(given, comm.nodes)
-            run = _Run(comm, given, outputs, stack)
+            run = _CommandRun(comm, given, outputs, stack)
         runs.append(run)
         return run.prepared_state()
 
@@ -170,7 +170,7 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
     return 0
 
 
-class _Run:
+class _CommandRun:
     """One run, with its checkpoint to continue from and its outputs."""
 
     def __init__(
@@ -350,7 +350,7 @@ class _Run:
         # Those of a launcher have the losses among the arrays.
         last_loss = math.nan if facts.get("last_loss") is None else facts["last_loss"]
         stretch = tuple(facts.get("stretch", ()))
-        state = State(facts["step"], facts.get("epoch_loss", 0.0), last_loss, stretch)
+        state = RunState(facts["step"], facts.get("epoch_loss", 0.0), last_loss, stretch)
         self._trainer.restore(None if self._before is None else self._before.arrays, state)
 
     # --- outputs ---

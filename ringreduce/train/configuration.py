@@ -271,7 +271,7 @@ def to_toml(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionParser(argparse.ArgumentParser):
     """Prints errors without the list of all options, and names the choice that is closest."""
 
     def error(self, message: str) -> NoReturn:
@@ -299,7 +299,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Return a parser without options; an option that is not given gets no value."""
-    return _Parser(
+    return _OptionParser(
         prog=prog,
         description=description,
         epilog=epilog,

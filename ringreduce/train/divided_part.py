@@ -12,7 +12,7 @@ from ringreduce.parallel.data_parallel import DataParallel
 from ringreduce.parallel.mesh import Coordinates, Mesh
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.train import mlp, tensor_parallel
-from ringreduce.train.parts import Metered, Owner, Part, Run
+from ringreduce.train.parts import Metered, Part, Run, StageOwner
 
 
 class Divided(Part):
@@ -69,10 +69,10 @@ class Divided(Part):
             for stage, layers in enumerate(self.pipe.cut)
             for _ in range(layers)
         ]
-        self.places = {name: Owner(ranks_of[_layer_of(name)]) for name in self.places}
+        self.places = {name: StageOwner(ranks_of[_layer_of(name)]) for name in self.places}
         running = tensor_parallel.cut(run.init_statistics(), self._tensor.rank, self._tensor.size)
         place = mesh.coordinates
-        mine = Owner(place.pipeline)
+        mine = StageOwner(place.pipeline)
         running = {name: array for name, array in running.items() if self.places[name] == mine}
         self.stored = run.with_slots(self.pipe.parameters) | running
         self.counts = ranks_of[-1] == place.pipeline and self._tensor.rank == 0

@@ -39,7 +39,7 @@ class _At(IntEnum):
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """The progress of a run, besides its arrays."""
 
     step: int
@@ -52,7 +52,7 @@ class State:
     """The numbers of the stretch of steps; (): those of the store, or of a new run."""
 
 
-def journal_arrays(course: Course, state: State | None = None) -> dict[str, Any]:
+def journal_arrays(course: Course, state: RunState | None = None) -> dict[str, Any]:
     """Return the arrays of a journal: a new one, or one whose steps are all reported."""
     progress = np.array([0.0, math.nan, 0.0, 0.0])
     if state is not None:
@@ -81,10 +81,10 @@ class Journal:
         return int(progress[_At.REPORTED_STEPS]), int(progress[_At.REPORTED_EPOCHS])
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         epoch_loss, last_loss = self._store[PROGRESS][: _At.REPORTED_STEPS].tolist()
         stretch = tuple(self._store[STRETCH].tolist())
-        return State(self._store.step, epoch_loss, last_loss, stretch)
+        return RunState(self._store.step, epoch_loss, last_loss, stretch)
 
     @property
     def is_full(self) -> bool:

@@ -30,8 +30,8 @@ from ringreduce.parallel.equality import bytes_of, check_equal
 from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import data, strategies
 from ringreduce.train.course import Course, Stretch
-from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
-from ringreduce.train.pace import Pace
+from ringreduce.train.journal import PROGRESS, STRETCH, Journal, RunState, journal_arrays
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.served_part import Served
@@ -87,7 +87,7 @@ class Trainer:
         xp: ModuleType = np,
         strategy: strategies.Strategy | None = None,
         elastic: bool | rr.State = False,
-        pace: Pace | None = None,
+        pace: ComputePace | None = None,
     ) -> None:
         for kind, value in ((data.Split, split), (Settings, settings)):
             if not isinstance(value, kind):
@@ -169,7 +169,7 @@ class Trainer:
         self._journal = Journal(self.store, self._course)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """The progress of the run: its `step`, and the losses of the epoch."""
         return self._journal.state
 
@@ -217,7 +217,7 @@ class Trainer:
         """
         return self._part.arrays()
 
-    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
+    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: RunState) -> None:
         """Continue from `state`, with rank 0's `arrays`.
 
         Args:
@@ -609,7 +609,7 @@ class Trainer:
 
         (lost, *numbers), flat = part.agree(outcome)
         digest = hashlib.sha256(bytes_of(flat).data).hexdigest()
-        self.store.restore(journal_arrays(course, State(made, 0.0, numbers[0])), made)
+        self.store.restore(journal_arrays(course, RunState(made, 0.0, numbers[0])), made)
         more: dict[str, Any] = {"lost": tuple(map(tuple, lost))}
         more |= {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
         return Result(flat, digest, *numbers, **more)

@@ -33,7 +33,7 @@ from ringreduce.parallel.batch_norm import (
     normalise_by,
 )
 from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
-from ringreduce.train.pace import Pace
+from ringreduce.train.pace import ComputePace
 
 # Rows that `predict` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
@@ -185,7 +185,7 @@ class Affine:
         self._names = [f"{number}.{kind}" for kind in arrays._fields]
         self._last, self._xp = last, xp
         self._samples, self._columns, self._rows = samples, columns, rows
-        self.pace: Pace | None = None
+        self.pace: ComputePace | None = None
         """How long forward and backward take at least; None: as long as they take."""
         self.statistics: dict[str, Array] = {}
         """Mean and variance of the last forward's batch, under the names of `init_statistics`."""

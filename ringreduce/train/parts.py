@@ -24,7 +24,7 @@ from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.sharded_parallel import ShardedParallel
 from ringreduce.parallel.stages import activation_bytes
 from ringreduce.train import mlp, optimizers, tensor_parallel
-from ringreduce.train.pace import Pace
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.settings import Settings
 from ringreduce.train.stores import Store
 
@@ -44,7 +44,7 @@ class Run:
     settings: Settings
     algorithm: str
     xp: ModuleType
-    pace: Pace | None = None
+    pace: ComputePace | None = None
 
     def init_params(self) -> dict[str, Any]:
         """Return new parameters of the whole network, by name."""
@@ -125,7 +125,7 @@ class Metered:
         self.seconds, self.sent_bytes = 0.0, 0
 
 
-class Owner(NamedTuple):
+class StageOwner(NamedTuple):
     """The ranks of one stage of a pipeline have an array, in the parts of `tensor_parallel`."""
 
     stage_rank: int
@@ -138,7 +138,7 @@ EACH = "each"
 """Each rank has an array of its own, whose mean is in checkpoints."""
 SHARD = "shard"
 """The reducer of a rank has a shard of the array."""
-Place = Owner | str
+Place = StageOwner | str
 
 
 class Part(ABC):
@@ -365,7 +365,7 @@ class Part(ABC):
         shards = reducer.arrays() if isinstance(reducer, ShardedParallel) else {}
         for name in names:
             place = self.places[name]
-            if isinstance(place, Owner):
+            if isinstance(place, StageOwner):
                 assert self.mesh is not None
                 array = self._new(name)
                 if place.stage_rank == self.mesh.pipeline.rank:
@@ -395,7 +395,7 @@ class Part(ABC):
             if arrays is not None:
                 whole[...] = self.run.xp.asarray(arrays[name])
             self.run.comm.broadcast(whole, root=0, out=whole)
-            if not isinstance(place, Owner):
+            if not isinstance(place, StageOwner):
                 loaded[name] = whole
             elif self.mesh is not None and place.stage_rank == self.mesh.pipeline.rank:
                 tensor = self.mesh.tensor

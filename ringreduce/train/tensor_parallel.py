@@ -109,7 +109,7 @@ def counted(gradients: Mapping[str, Array], rank: int) -> list[Array]:
     return [array for name, array in gradients.items() if axis_of(name) is not None or rank == 0]
 
 
-class Group(Protocol):
+class TensorGroup(Protocol):
     """The ranks that hold a network together: a communicator, or an object that stands in."""
 
     @property
@@ -134,7 +134,7 @@ class TensorParallel:
     does, bit by bit.
     """
 
-    def __init__(self, comm: Group, sizes: Sequence[int], xp: ModuleType = np) -> None:
+    def __init__(self, comm: TensorGroup, sizes: Sequence[int], xp: ModuleType = np) -> None:
         self._comm, self._xp = comm, xp
         self._layers = len(sizes) - 1
         self._classes = sizes[-1]

@@ -692,8 +692,8 @@ MUTATIONS = [
     Mutation(
         "late-push-told-as-an-update",
         "parallel/store_server.py",
-        "self._tell(Kind.DROP, [decision.worker])",
-        "self._tell(Kind.APPLY, [decision.worker])",
+        "self._tell(HeadKind.DROP, [decision.worker])",
+        "self._tell(HeadKind.APPLY, [decision.worker])",
         "The deciding server tells the servers to apply a gradient that is too late for its step.",
     ),
     Mutation(

@@ -15,7 +15,7 @@ from ringreduce.picture.chart import Area, Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import Scale, linear
 from ringreduce.picture.style import PALETTE
-from ringreduce.train.compare.options import Request
+from ringreduce.train.compare.options import CompareOptions
 from ringreduce.train.strategies import Strategy, to_plain
 
 _NEAR = 0.95
@@ -41,7 +41,7 @@ _COLUMNS = {
 
 
 @dataclass
-class Row:
+class StrategyRow:
     """The figures of a strategy, or its error."""
 
     strategy: Strategy
@@ -91,7 +91,7 @@ class Row:
         return found
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[StrategyRow]) -> list[str]:
     """Return the lines of the rows, the errors, and sentences on the figures.
 
     Columns that are empty or equal in all rows are left out.
@@ -122,7 +122,7 @@ def _wrapped(name: str, most: int) -> list[str]:
     return lines
 
 
-def _sentences(rows: Sequence[Row]) -> list[str]:
+def _sentences(rows: Sequence[StrategyRow]) -> list[str]:
     """Return sentences on the fastest strategy, on one device, and on the one that holds least."""
     known = [(row.record, row) for row in rows if not row.error]
     if len(known) < 2:
@@ -141,7 +141,7 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def write_all(rows: Sequence[Row], request: Request) -> None:
+def write_all(rows: Sequence[StrategyRow], request: CompareOptions) -> None:
     """Write the lines of JSON and the picture that are asked for."""
     if request.json is not None:
         request.json.write_text("".join(f"{json.dumps(row.record)}\n" for row in rows), "utf-8")
@@ -150,14 +150,14 @@ def write_all(rows: Sequence[Row], request: Request) -> None:
         write(request.picture, picture(known))
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[StrategyRow]) -> str:
     """Return the picture of rows without an error."""
     facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
     title = " ".join(_sentences(rows)[:1]) or rows[0].name
     return chart(title, facts, _panels(rows), columns=1)
 
 
-def _panels(rows: Sequence[Row]) -> list[Panel]:
+def _panels(rows: Sequence[StrategyRow]) -> list[Panel]:
     """Return panels of accuracy over seconds, samples/s, and bytes sent and held."""
     x = Scale(0.5, len(rows) + 0.5, [(n, str(n)) for n in range(1, len(rows) + 1)])
     lines = [

@@ -16,8 +16,8 @@ from ringreduce.train.plot import check_place
 from ringreduce.train.search import report
 from ringreduce.train.search.candidates import KINDS, Candidate
 from ringreduce.train.search.finding import choose, find
-from ringreduce.train.search.options import Request, read
-from ringreduce.train.search.report import Row
+from ringreduce.train.search.options import SearchOptions, read
+from ringreduce.train.search.report import CandidateRow
 
 _PROG = "python -m ringreduce.train.search"
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
 
 
-def _search(comm: rr.Communicator, request: Request) -> int:
+def _search(comm: rr.Communicator, request: SearchOptions) -> int:
     picture, speaks = request.picture, comm.rank == 0
     if picture is not None:
         together(comm, partial(check_place, picture) if speaks else nothing)
@@ -74,7 +74,10 @@ def _search(comm: rr.Communicator, request: Request) -> int:
 
 
 def _words(
-    chosen: Row, rows: Sequence[Row], comm: rr.Communicator, request: Request
+    chosen: CandidateRow,
+    rows: Sequence[CandidateRow],
+    comm: rr.Communicator,
+    request: SearchOptions,
 ) -> tuple[str, str]:
     """Return what was found, and where and how."""
     found = (

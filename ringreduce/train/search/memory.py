@@ -12,11 +12,11 @@ import numpy as np
 
 from ringreduce.parallel.sampler import part
 from ringreduce.train import optimizers
-from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train.search.candidates import Candidate, Site
 from ringreduce.train.search.prices import Shape
 
 
-def held_bytes(candidate: Candidate, place: Place) -> int:
+def held_bytes(candidate: Candidate, place: Site) -> int:
     """Return the most bytes of a rank: parameters, gradients, optimizer's arrays, activations.
 
     The settings must have no `batch_norm`, whose layers hold other arrays too.

@@ -28,7 +28,7 @@ from ringreduce.parallel.mesh import Coordinates, Mesh
 from ringreduce.parallel.stages import splits_of_size
 from ringreduce.parallel.together import gather_words
 from ringreduce.train import mlp
-from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train.search.candidates import Candidate, Site
 from ringreduce.train.strategies import Hybrid, Pipeline
 
 _LEAST, _MOST, _LONGEST_S = 2, 9, 0.1
@@ -65,7 +65,7 @@ class Shape:
     """Layers of each stage."""
 
     @classmethod
-    def of(cls, candidate: Candidate, place: Place) -> Shape:
+    def of(cls, candidate: Candidate, place: Site) -> Shape:
         """Return the shape of a candidate of a strategy that has a pipeline."""
         strategy, settings = candidate.strategy, candidate.settings
         sizes = strategy.sizes(place.ranks)
@@ -110,7 +110,7 @@ class Prices:
     def __init__(
         self,
         comm: rr.Communicator,
-        place: Place,
+        place: Site,
         candidates: Sequence[Candidate],
         measure: Measure,
         xp: ModuleType,
