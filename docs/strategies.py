@@ -23,7 +23,7 @@ import ringreduce as rr
 from ringreduce.algorithms import build
 from ringreduce.parallel import store_messages
 from ringreduce.parallel.mesh import Coordinates, coordinates
-from ringreduce.parallel.store_chain import chain_of
+from ringreduce.parallel.store_replica import chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, Group, draw_bars

@@ -22,9 +22,8 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, whole
-from ringreduce.parallel.mismatches import check_alike, check_arrays
+from ringreduce.parallel.consensus import check_alike, check_arrays
 from ringreduce.parallel.reducer import checked_samples
-from ringreduce.parallel.store_chain import chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
@@ -39,7 +38,7 @@ from ringreduce.parallel.store_messages import (
     place,
     ranks_of,
 )
-from ringreduce.parallel.store_replica import Update
+from ringreduce.parallel.store_replica import Update, chain_of
 from ringreduce.parallel.store_server import Server
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]

@@ -20,6 +20,7 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import counted, shown
+from ringreduce.parallel.consensus import gather_words
 from ringreduce.parallel.layers import Array, Layer, cross_entropy
 from ringreduce.parallel.sampler import part
 from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
@@ -33,7 +34,6 @@ from ringreduce.parallel.stages import (
     splits_of_size,
     stages_of,
 )
-from ringreduce.parallel.together import gather_words
 
 Into = Mapping[str, Array] | Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Name -> array for the sum of gradients; or a function that returns it for these parameters."""

@@ -24,7 +24,7 @@ import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
 from ringreduce.parallel.buckets import Bucket, BucketSetting, Now, make_buckets
-from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
+from ringreduce.parallel.consensus import Reported, check_alike, check_arrays, settle
 
 Batch = TypeVar("Batch")
 _MOST_SAMPLES = 1e300

@@ -25,9 +25,9 @@ import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import module_of
 from ringreduce.parallel.buckets import CENTRAL, STAGES, Bucket, Update, cut
-from ringreduce.parallel.equality import on_host
+from ringreduce.parallel.consensus import together
+from ringreduce.parallel.over_ranks import on_host
 from ringreduce.parallel.reducer import Reducer, StepTimes, agree
-from ringreduce.parallel.together import together
 
 _HALVES = {"auto": "auto", "ring": "ring", "two_shot": "direct"}
 """All-reduce -> the reduce-scatter and all-gather that form the same bits."""

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.parallel.store_chain import Chain, chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
@@ -24,7 +23,7 @@ from ringreduce.parallel.store_messages import (
     flags_of,
     ranks_of,
 )
-from ringreduce.parallel.store_replica import ShardReplica, Update
+from ringreduce.parallel.store_replica import Chain, ShardReplica, Update, chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 
 _LOOK_S = 0.1

@@ -22,8 +22,8 @@ from ringreduce.checkpoint import (
     interrupted_text,
 )
 from ringreduce.errors import AllRanksEnd, counted
-from ringreduce.parallel.equality import DriftError
-from ringreduce.parallel.together import REFUSED, from_rank_0, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, from_rank_0, nothing, said, together
+from ringreduce.parallel.over_ranks import DriftError
 from ringreduce.picture import output
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringreduce.errors import shown
-from ringreduce.parallel.equality import bytes_of
+from ringreduce.parallel.over_ranks import bytes_of
 from ringreduce.train import idx
 from ringreduce.train.settings import Settings
 

@@ -26,7 +26,7 @@ import ringreduce as rr
 from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
 from ringreduce.parallel.data_parallel import average
-from ringreduce.parallel.equality import bytes_of, check_equal
+from ringreduce.parallel.over_ranks import bytes_of, check_equal
 from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import data, strategies
 from ringreduce.train.course import Course, Stretch

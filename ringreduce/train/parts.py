@@ -16,10 +16,9 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel import sampler
-from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel, average
-from ringreduce.parallel.equality import check_replicas, on_host
 from ringreduce.parallel.mesh import Mesh
+from ringreduce.parallel.over_ranks import check_replicas, clip, global_norm, on_host
 from ringreduce.parallel.reducer import StepTimes
 from ringreduce.parallel.sharded_parallel import ShardedParallel
 from ringreduce.parallel.stages import activation_bytes

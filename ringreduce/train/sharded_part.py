@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ringreduce.parallel.clipping import clip, global_norm
-from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.layers import cross_entropy
+from ringreduce.parallel.over_ranks import clip, global_norm, on_host
 from ringreduce.parallel.sharded_parallel import CentralParallel, ShardedParallel
 from ringreduce.train import mlp, optimizers
 from ringreduce.train.parts import SHARD, Metered, Part, Run

@@ -13,7 +13,7 @@ from typing import Any
 
 import ringreduce as rr
 from ringreduce.errors import AllRanksEnd
-from ringreduce.parallel.together import REFUSED, gather_words, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, gather_words, nothing, said, together
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.compare import report

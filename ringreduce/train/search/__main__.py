@@ -8,7 +8,7 @@ from functools import partial
 
 import ringreduce as rr
 from ringreduce.errors import AllRanksEnd, counted
-from ringreduce.parallel.together import REFUSED, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, nothing, said, together
 from ringreduce.picture import output
 from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs

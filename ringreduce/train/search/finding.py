@@ -9,7 +9,7 @@ from statistics import median
 from types import ModuleType
 
 import ringreduce as rr
-from ringreduce.parallel.together import from_rank_0, together
+from ringreduce.parallel.consensus import from_rank_0, together
 from ringreduce.train import inputs
 from ringreduce.train.search import memory, prices
 from ringreduce.train.search.candidates import KINDS, Candidate, Site, check, fitting

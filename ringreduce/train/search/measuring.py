@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.parallel.together import together
+from ringreduce.parallel.consensus import together
 from ringreduce.train import data, mlp, optimizers
 from ringreduce.train.loop import Trainer
 from ringreduce.train.search.candidates import Candidate

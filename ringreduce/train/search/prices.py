@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.consensus import gather_words
 from ringreduce.parallel.layers import cross_entropy
 from ringreduce.parallel.mesh import Coordinates, Mesh
 from ringreduce.parallel.stages import splits_of_size
-from ringreduce.parallel.together import gather_words
 from ringreduce.train import mlp
 from ringreduce.train.search.candidates import Candidate, Site
 from ringreduce.train.strategies import Hybrid, Pipeline
