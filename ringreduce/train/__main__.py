@@ -28,7 +28,6 @@ from ringreduce.picture import output
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
-from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, RunState
 from ringreduce.train.loop import Trainer
 from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
 from ringreduce.train.parts import shapes
@@ -36,6 +35,7 @@ from ringreduce.train.progress import Progress, described, heading, last_line, r
 from ringreduce.train.results import Result, Watcher
 from ringreduce.train.served_part import lowest_says
 from ringreduce.train.settings import Outputs
+from ringreduce.train.steps import PROGRESS, ROWS, STRETCH, RunState
 from ringreduce.train.strategies import to_plain
 
 _PROG = "python -m ringreduce.train"

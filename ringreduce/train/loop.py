@@ -29,14 +29,22 @@ from ringreduce.parallel.data_parallel import average
 from ringreduce.parallel.over_ranks import bytes_of, check_equal
 from ringreduce.parallel.store_messages import StoreStats
 from ringreduce.train import data, strategies
-from ringreduce.train.course import Course, Stretch
-from ringreduce.train.journal import PROGRESS, STRETCH, Journal, RunState, journal_arrays
 from ringreduce.train.pace import ComputePace
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings
-from ringreduce.train.stores import InPlace, Store
+from ringreduce.train.steps import (
+    PROGRESS,
+    STRETCH,
+    Course,
+    InPlace,
+    Journal,
+    RunState,
+    Store,
+    Stretch,
+    journal_arrays,
+)
 
 
 class Trainer:

@@ -25,7 +25,7 @@ from ringreduce.parallel.stages import activation_bytes
 from ringreduce.train import mlp, optimizers, tensor_parallel
 from ringreduce.train.pace import ComputePace
 from ringreduce.train.settings import Settings
-from ringreduce.train.stores import Store
+from ringreduce.train.steps import Store
 
 Arrays = Mapping[str, Any]
 """Name -> array."""
@@ -406,84 +406,6 @@ class Part(ABC):
         """Close the communicators that this part has made.  Collective."""
         if self.mesh is not None:
             self.mesh.close()
-
-
-class WholeModel(Part):
-    """All parameters on every rank.  Subclasses add up the gradients."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.replica, self.replicas = run.comm.rank, run.comm.size
-        self._parameters = parameters = run.init_params()
-        self.stored = run.with_slots(parameters) | run.init_statistics()
-        self._normalising = Metered(run.comm, run.algorithm)
-        self.metered = (self._normalising,)
-        layers = tuple(mlp.by_layer(parameters).values())
-        self._network = mlp.layers(layers, run.xp, self._normalising)
-        for layer in self._network:
-            layer.pace = run.pace
-
-    def _take(self, arrays: dict[str, Any]) -> None:
-        super()._take(arrays)
-        self._parameters = {name: arrays[name] for name in self._names}
-        for layer in self._network:
-            layer.take(arrays)
-
-    def classes(self, x: Any) -> Any:
-        return mlp.predict(self._network, x, self.running, self.run.xp).argmax(axis=1)
-
-
-class Replica(WholeModel):
-    """All parameters on every rank; an all-reduce adds up the gradients."""
-
-    def __init__(self, run: Run, reduces: Any = None) -> None:
-        """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
-        super().__init__(run)
-        self.reducer: DataParallel = run.data_parallel(self._parameters, reduces)
-
-    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        self._normalising.begin()
-        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
-        loss, kept, gradients = mlp.step(self._network, x, labels, count, buffers, self.run.xp)
-        self.statistics = mlp.statistics_in(self._network)
-        self._hold(len(x), kept)
-        for name, _ in gradients:
-            self.reducer.ready(name)
-        self._reduced = self.reducer.finish()
-        return float(loss)
-
-
-class LocalReplica(Replica):
-    """A replica that steps alone; every few steps the replicas average their weights."""
-
-    def __init__(self, run: Run, every: int) -> None:
-        super().__init__(run)
-        self.every = every
-        self.places |= {name: EACH for name in self.places if "/" in name}
-        self._before: dict[str, Any] = {}  # weights of the last average, if a wire sends changes
-
-    def gradients(self, x: Any, labels: Any, count: int) -> float:
-        """Compute this rank's loss and gradients: its shares, times the number of ranks."""
-        if self.run.settings.wire != "none" and not self._before:
-            self._before = {name: array.copy() for name, array in self._parameters.items()}
-        self.reducer.times = StepTimes(0.0, 0.0)
-        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
-        own = count / self.run.comm.size
-        loss, kept, gradients = mlp.step(self._network, x, labels, own, buffers, self.run.xp)
-        self._hold(len(x), (kept, self._before))
-        self._reduced = dict(gradients)
-        return float(loss)
-
-    def meet(self) -> None:
-        for name, array in reversed(self._parameters.items()):
-            self.reducer.ready(name, array - self._before.get(name, 0))
-        for name, total in self.reducer.finish().items():
-            self._parameters[name][...] = self._before.get(name, 0) + total / self.run.comm.size
-        self._before = {}
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.reducer.sent_bytes // self.every
 
 
 def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:

@@ -15,8 +15,9 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.parallel.parameter_store import ParameterStore
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.course import Course
-from ringreduce.train.parts import Run, WholeModel
+from ringreduce.train.parts import Run
+from ringreduce.train.replicas import WholeModel
+from ringreduce.train.steps import Course
 
 _WORDS = (1 << 48) + 1000
 """Tag of the messages of `lowest_says`."""

@@ -24,9 +24,9 @@ from ringreduce.parallel.mesh import Coordinates, check_fits
 from ringreduce.parallel.parameter_store import check_numbers
 from ringreduce.parallel.stages import right_cut, splits_of_size
 from ringreduce.train.divided_part import Divided
-from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
-from ringreduce.train.parts import LocalReplica, Part, Replica, Run
+from ringreduce.train.parts import Part, Run
+from ringreduce.train.replicas import ExactReplica, LocalReplica, Replica
 from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings, setting
 from ringreduce.train.sharded_part import Sharded

@@ -11,7 +11,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.parallel import sampler
 from ringreduce.train import Settings, Trainer, mlp, optimizers
-from ringreduce.train.course import Course, Stretch
+from ringreduce.train.steps import Course, Stretch
 from ringreduce.train.strategies import LocalSGD, Mirrored
 
 SAMPLES, EPOCH_STEPS = 151, 4
