@@ -173,10 +173,7 @@ class Workspace:
 
 
 class Bucket:
-    """Parameters, name and array, whose gradients one call reduces as a setting says.
-
-    `how` are further arguments of the collective calls, `slots` names of the optimizer's arrays.
-    """
+    """Parameters, (name, array), whose gradients one call reduces as a setting says."""
 
     def __init__(
         self,
@@ -250,10 +247,7 @@ class Bucket:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients, as views: the same parts for all settings.
-
-        So `global_norm` has the same bits.
-        """
+        """This rank's shard of the gradients: the same views, and norm, for all settings."""
         which = 0 if self.places else 1
         return [self.gradient[piece[which]] for piece in self.layout.own]
 
@@ -453,11 +447,7 @@ def empty(comm: rr.Communicator, like: Any, count: int) -> Any:
 def cut(
     params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
 ) -> list[list[tuple[str, Any]]]:
-    """Divide the parameters, in order, into buckets of one dtype each.
-
-    The first bucket has at most `first_bytes`, the others `others_bytes`; a longer parameter has a
-    bucket of its own.
-    """
+    """Divide parameters, in order, into buckets of one dtype; a longer parameter has its own."""
     buckets: list[list[tuple[str, Any]]] = []
     nbytes = 0
     for name, array in params:

@@ -67,10 +67,7 @@ def said(error: BaseException) -> str:
 
 
 def check_arrays(where: str, params: Any) -> dict[str, Any]:
-    """Return `params`, names and arrays of floats that can be written; tensors as arrays.
-
-    Raises TypeError or ValueError if they are something else.
-    """
+    """Return names and arrays of floats that can be written, or raise TypeError or ValueError."""
     if not isinstance(params, Mapping) or not params:
         said = "an empty dict" if params == {} else type(params).__name__
         raise TypeError(f"{where}: params is {said}; wanted a dict of names and arrays")

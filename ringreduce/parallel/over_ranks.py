@@ -164,10 +164,7 @@ def check_equal(comm: rr.Communicator, parameters: Any) -> str:
 
 
 def check_replicas(comm: rr.Communicator, parameters: Any, group: int) -> str:
-    """Prove, as `check_equal`, that the ranks of each `group` have bitwise the same parameters.
-
-    Collective.  All ranks raise DriftError if the parameters of a group differ.
-    """
+    """Prove, as `check_equal`, that the ranks of each `group` have the same parameters."""
     check_comm("check_equal", comm)
     arrays = by_name("check_equal", parameters)
     kinds = [f"{name}: {array.dtype}{array.shape}" for name, array in arrays.items()]

@@ -625,10 +625,7 @@ class ParameterStore:
             self._waited_s += time.perf_counter() - begin
 
     def _lose(self, ranks: Sequence[int]) -> None:
-        """Note lost ranks, and find the deciding server, and the head and tail of each shard.
-
-        Raises PeerLostError if no server has a shard any more.
-        """
+        """Find the deciding server, and heads and tails; PeerLostError if no server has a shard."""
         self._lost.update(ranks)
         count, lost = len(self._shards), {rank - self.workers for rank in self._lost}
         chains = [chain_of(shard, count, self._copies, lost) for shard in range(count)]

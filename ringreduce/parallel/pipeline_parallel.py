@@ -23,7 +23,7 @@ from ringreduce.errors import counted, shown
 from ringreduce.parallel.consensus import gather_words
 from ringreduce.parallel.layers import Array, Layer, cross_entropy
 from ringreduce.parallel.sampler import part
-from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
+from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, OnOneRank
 from ringreduce.parallel.stages import (
     GradientSums,
     Loss,
@@ -303,7 +303,7 @@ class PipelineParallel:
             rows = parts[payload.microbatch]
             return payload.stage, rows.stop - rows.start, kind
 
-        messages: Messages = OnOneRank(plan.acts)
+        messages: OnOneRank | BetweenRanks = OnOneRank(plan.acts)
         if self._comm.size > 1:
             messages = BetweenRanks(self._comm, plan.steps, plan.ahead, key, self._kinds, self._xp)
         times = []
@@ -318,10 +318,7 @@ class PipelineParallel:
         return messages.sent_bytes, tuple(times)
 
     def _agree(self, where: str, x: Any, labels: Any) -> tuple[int, int]:
-        """Return the number of samples, and a number that stands for the kind of the input.
-
-        Collective.  The kind is the dtype of the input and its shape without the first axis.
-        """
+        """Return the samples, and a hash of the input's dtype and row shape.  Collective."""
         needed = [("x", x, 0)] + ([("labels", labels, self._last_rank)] if where == "step" else [])
         for name, array, rank in needed:
             if array is None and (rank == self._comm.rank or (x is None and labels is None)):
@@ -347,10 +344,7 @@ class PipelineParallel:
         return rows, int(every[0, 1])
 
     def _check_alike(self) -> None:
-        """Raise an error on all ranks if their arguments differ, or two parameters have one name.
-
-        Collective.
-        """
+        """Raise on all ranks if arguments differ, or two parameters have one name."""
         mine = [
             f"schedule {self._name!r}",
             f"virtual {self._virtual}",

@@ -59,10 +59,7 @@ StepTimes.__module__ = "ringreduce.train"  # not before: dataclasses look that m
 def agree(
     where: str, comm: rr.Communicator, params: Mapping[str, Any], op: str, **sizes: int
 ) -> dict[str, Any]:
-    """Check the arguments of `where`, and overwrite all ranks' parameters with rank 0's.
-
-    Collective.  `sizes` are the longest buckets, in bytes.  Returns the parameters as arrays.
-    """
+    """Check the arguments of `where`, and return the parameters, now rank 0's.  Collective."""
     check_comm(where, comm)
     for name, value in sizes.items():
         whole(f"{where}: {name}", value, least=1)
@@ -106,10 +103,7 @@ class Turn:
         has_batch: bool = True,
         sums: bool = False,
     ) -> None:
-        """Start the all-reduce.  The first turn of a loop has number 1, that of `weigh` has 0.
-
-        With `sums`, the gradients are shares already.
-        """
+        """Start the all-reduce; number 0: of `weigh`.  `sums`: the gradients are shares already."""
         self.number, self.has_batch = number, has_batch
         self._samples = samples
         numbers = [samples, has_batch] if number else [samples]
@@ -138,11 +132,7 @@ class Turn:
 
 
 class Reducer:
-    """Reduces gradients in buckets.  A subclass chooses their setting, and has the results.
-
-    `members` are the parameters of each bucket, `how` further arguments of the collective calls.
-    `op` is mean or sum.
-    """
+    """Reduces gradients in buckets, of `members` each.  A subclass chooses their setting."""
 
     __module__ = "ringreduce.train"
 
@@ -183,10 +173,7 @@ class Reducer:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients that `finish` reduced, as views, for `global_norm`.
-
-        The shards of all ranks together have each number of the gradients once.
-        """
+        """This rank's shard of the reduced gradients, as views; all ranks have each number once."""
         return [part for bucket in self._buckets for part in bucket.shard]
 
     @property

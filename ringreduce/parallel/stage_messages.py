@@ -11,7 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,26 +33,11 @@ _MOST_SENDS = 2
 """Sends that may be under way before a rank looks whether the oldest is over: a look takes time."""
 
 
-class Messages(Protocol):
-    """How the inputs of actions reach a rank, and where their results go."""
-
-    sent_bytes: int
-    """Bytes of the arrays that were sent."""
-
-    def receive(self, number: int) -> Array | None:
-        """Wait for the input of action `number`; return None if it needs no other stage's."""
-
-    def send(self, number: int, result: Array | None) -> None:
-        """Begin to send the result of action `number`, if another stage needs it."""
-
-    def finish(self) -> None:
-        """Wait until all results are received."""
-
-
 class OnOneRank:
     """Hands the results of actions to later actions of the same rank."""
 
     sent_bytes = 0
+    """Bytes of the arrays that were sent."""
 
     def __init__(self, acts: Sequence[rr.pipeline.Action]) -> None:
         """Hand over between the actions `acts` of the only rank."""
@@ -61,10 +46,12 @@ class OnOneRank:
         """Whether forward, stage, microbatch -> input of the action."""
 
     def receive(self, number: int) -> Array | None:
+        """Wait for the input of action `number`; return None if it needs no other stage's."""
         action = self._acts[number]
         return self._given.pop((action.kind == "F", action.stage, action.microbatch), None)
 
     def send(self, number: int, result: Array | None) -> None:
+        """Begin to send the result of action `number`, if another stage needs it."""
         action = self._acts[number]
         if result is not None:
             forward = action.kind == "F"
@@ -72,7 +59,7 @@ class OnOneRank:
             self._given[forward, stage, action.microbatch] = result
 
     def finish(self) -> None:
-        pass
+        """Wait until all results are received."""
 
 
 class BetweenRanks:

@@ -115,10 +115,7 @@ class GradientSums:
         on_gradient: Callable[[str, Array], Any] | None,
         xp: ModuleType,
     ) -> None:
-        """Add up in the arrays of `into`; a parameter that it lacks gets a new array.
-
-        Raises ValueError if an array of `into` has another shape or dtype than its parameter.
-        """
+        """Add up in the arrays of `into`; a parameter that it lacks gets a new array."""
         for name, array in parameters.items():
             place = into.get(name, array)
             if (place.shape, place.dtype) != (array.shape, array.dtype):

@@ -44,10 +44,7 @@ _SPEAKING_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train by the options `argv`.  Returns 0, 1 if training failed, 2 for a wrong option.
-
-    Raises SystemExit with code 2 for errors that are found before there is a communicator.
-    """
+    """Train by the options `argv`.  Returns 0, 1 if training failed, 2 for a wrong option."""
     replace_unencodable()
     given = read(sys.argv[1:] if argv is None else argv, _PROG)
     outputs = given.outputs()
@@ -214,10 +211,7 @@ class _CommandRun:
             self._restore(facts)
 
     def prepared_state(self) -> rr.State:
-        """Return what another generation of ranks continues from.
-
-        The run is told of changes of the ranks, and the launcher of the folder for checkpoints.
-        """
+        """Return the State, which tells of changes of the ranks, and saves checkpoints."""
         state = self._trainer.store
         assert isinstance(state, rr.State)
         state.on_resize(self._resized)
@@ -430,10 +424,7 @@ class _CommandRun:
 
 
 def _plain_in(facts: Any, kind: str) -> dict[str, Any] | None:
-    """Return the settings, or the strategy, in the facts of a checkpoint, if there is one.
-
-    Old ones have no strategy.  Raises ValueError for an unknown setting.
-    """
+    """Return the settings, or the strategy, in a checkpoint's facts; old ones have no strategy."""
     if facts is None:
         return None
     return {name: from_plain(name, value) for name, value in facts.get(kind, {}).items()}

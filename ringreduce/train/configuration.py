@@ -91,10 +91,7 @@ class Given:
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong, or if it cannot work.
-    """
+    """Read the command line and its file; SystemExit with code 2 if either cannot work."""
     with reading(parser(prog), argv) as values:
         given = Given(values)
         resumes = given.outputs().resume
@@ -137,12 +134,7 @@ def reading(command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Itera
 
 
 def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Check that the strategy can be used on the ranks of these nodes.
-
-    The ranks check a run that continues from a checkpoint: its settings are in the checkpoint.
-
-    Raises ValueError if the strategy cannot be used.
-    """
+    """Raise ValueError if the strategy cannot be used; of a run that resumes, ranks check it."""
     if given.outputs().resume:
         return
     strategy = given.strategy() or default(nodes)
@@ -174,11 +166,7 @@ def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the settings in a file: name -> value.
-
-    Raises OSError if the file cannot be read, and ValueError, naming the line, for invalid TOML,
-    unknown settings and wrong values.
-    """
+    """Return the settings in a file, or raise OSError, or ValueError, which names the line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -199,10 +187,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def from_plain(name: str, value: Any) -> Any:
-    """Return a setting's value from its value in TOML or JSON.
-
-    Raises ValueError for an unknown name, or a value of the wrong type.
-    """
+    """Return a setting's value from its value in TOML or JSON, or raise ValueError."""
     if name not in FIELDS:
         raise ValueError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
     return checked(FIELDS[name], value)

@@ -16,14 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringreduce.checkpoint import _FAILURES
-from ringreduce.train.results import Epoch, Step
+from ringreduce.train.results import Epoch, Step, Watcher
 
 
-class Sink(Protocol):
+class Sink(Watcher, Protocol):
     """A watcher that must be closed."""
 
-    def steps(self, steps: Sequence[Step]) -> None: ...
-    def epoch(self, epoch: Epoch) -> None: ...
     def close(self) -> None: ...
 
 

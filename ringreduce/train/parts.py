@@ -53,10 +53,7 @@ class Run:
         return mlp.named(mlp.views(flat, self.sizes, norm))
 
     def init_statistics(self) -> dict[str, Any]:
-        """Return the running means of the whole network before the first step.
-
-        They have their names in a checkpoint.
-        """
+        """Return the running means before the first step, by their names in a checkpoint."""
         found = mlp.init_statistics(self.sizes, self.xp) if self.settings.batch_norm else {}
         return {f"running/{name}": array for name, array in found.items()}
 
@@ -210,12 +207,7 @@ class Part(ABC):
 
     @abstractmethod
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss.
-
-        If `losses` is more than 1, return this rank's shares of that number of losses.
-
-        `x` and `labels` are the samples of this replica, `count` those of all replicas.
-        """
+        """Compute and reduce a batch's gradients; return this rank's share of each of `losses`."""
 
     def reduced(self) -> dict[str, Any]:
         """Return the gradients that `gradients` has reduced, of this rank's parameters, by name."""
@@ -380,10 +372,7 @@ class Part(ABC):
         return self.run.xp.empty(self._shapes[name], dtype)
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective.
-
-        Returns the arrays of `stored`, which the caller puts into the store.
-        """
+        """Set all arrays to rank 0's `arrays`; return those for the store.  Collective."""
         if isinstance(self.reducer, ShardedParallel):
             self.reducer.load(arrays)
         loaded = {}

@@ -63,11 +63,7 @@ class Stretch:
 
 
 class Course:
-    """The steps of a run, from the beginning of a stretch to the end.
-
-    Attributes:
-        epoch_steps: number of steps in a whole epoch.
-    """
+    """The steps of a run, from the beginning of a stretch to the end."""
 
     def __init__(self, samples: int, settings: Settings, stretch: Stretch) -> None:
         self.samples, self.stretch, self._settings = samples, stretch, settings
@@ -107,10 +103,7 @@ class Course:
         return self._sampler.order_of(epoch)[position : position + self.stretch.batch]
 
     def number_in_epoch(self, step: int) -> int:
-        """Return the number of a batch in its epoch.
-
-        After a change of the batch, two batches of an epoch may have the same number.
-        """
+        """Return a batch's number in its epoch; after a change two may have the same."""
         return self.place(step)[1] // self.stretch.batch
 
     def learning_rate(self, step: int) -> float:

@@ -676,10 +676,7 @@ OPTIONS = {each.name: each for each in fields(make_dataclass("_Options", _declar
 
 
 def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy with the options `given`, by their names; None for "auto".
-
-    Raises ValueError for an unknown strategy, or an option of another one; it names both.
-    """
+    """Return the strategy with these options, None for "auto"; ValueError for one it lacks."""
     if name == "auto" and not given:
         return None
     kind = Strategy if name == "auto" else STRATEGIES.get(name)
@@ -699,10 +696,7 @@ def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
 
 
 def to_plain(given: Settings | Strategy) -> dict[str, Any]:
-    """Return settings, or the name of a strategy and its options, as values for JSON and TOML.
-
-    Options that have their default are left out.
-    """
+    """Return settings, or a strategy and its options that are set, as values for JSON and TOML."""
     if isinstance(given, Settings):
         values = asdict(given)
     else:
@@ -778,10 +772,7 @@ def _check_divided(
 
 
 def named_algorithm(strategy: Strategy, given: str) -> str:
-    """Return the algorithm that an option of the strategy names; the `given` one if none does.
-
-    Raises ValueError if the two differ, unless `given` is "".
-    """
+    """Return the algorithm of a strategy's option, or `given`; ValueError if they differ."""
     for name, each in options(type(strategy)).items():
         value = getattr(strategy, each.name)
         if each.metadata.get("is_all_reduce") and value != "auto":

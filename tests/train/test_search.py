@@ -23,7 +23,7 @@ from ringreduce.launch import cli
 from ringreduce.picture.style import PAPER
 from ringreduce.train import configuration, strategies
 from ringreduce.train.configuration import Given
-from ringreduce.train.search import memory, options, prices, report
+from ringreduce.train.search import options, prices, report
 from ringreduce.train.search.__main__ import main
 from ringreduce.train.search.candidates import KINDS, Candidate, Site, cuts, fitting
 from ringreduce.train.search.finding import choose, find
@@ -495,7 +495,7 @@ def test_computed_bytes_are_those_that_a_trainer_counts(kind, ranks, values):
 
     counted = rr.spawn(program, ranks, timeout_s=60)[0]
     place = place_of(ranks, sizes)
-    assert {each: memory.held_bytes(each, place) for each in candidates} == counted
+    assert {each: prices.held_bytes(each, place) for each in candidates} == counted
 
 
 # --- the result -----------------------------------------------------------------------------------

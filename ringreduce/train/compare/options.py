@@ -102,10 +102,7 @@ def _strategy(words: str) -> Strategy:
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") -> CompareOptions:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong.
-    """
+    """Read the command line and its file; SystemExit with code 2 if either is wrong."""
     with reading(parser(prog), argv) as values:
         own = {name: values.pop(name) for name in CompareOptions.__annotations__ if name in values}
         if "strategies" in own:
@@ -123,10 +120,7 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") 
 
 
 def check_ranks(request: CompareOptions, nodes: Sequence[Sequence[int]]) -> int:
-    """Return how many servers the strategies need beside the ranks of these nodes.
-
-    Raises ValueError if a strategy cannot be used.
-    """
+    """Return how many servers the strategies need beside the ranks, or raise ValueError."""
     return max(strategy.servers for strategy in request.rows(nodes))
 
 

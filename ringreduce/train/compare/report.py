@@ -92,10 +92,7 @@ class StrategyRow:
 
 
 def table(rows: Sequence[StrategyRow]) -> list[str]:
-    """Return the lines of the rows, the errors, and sentences on the figures.
-
-    Columns that are empty or equal in all rows are left out.
-    """
+    """Return rows, errors and sentences; columns that are empty or equal are left out."""
     columns = []
     for head, *cells in zip(_COLUMNS, *(row.cells() for row in rows), strict=True):
         if len({*cells}) > 1:

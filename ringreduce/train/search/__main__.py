@@ -23,10 +23,7 @@ _PROG = "python -m ringreduce.train.search"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search by the options `argv`.  Returns 0, or 2 if nothing fits or can be written.
-
-    Raises SystemExit with code 2 for errors that are found before there is a communicator.
-    """
+    """Search by the options `argv`.  Returns 0, or 2 if nothing fits or can be written."""
     replace_unencodable()
     request = read(sys.argv[1:] if argv is None else argv, _PROG)
     try:

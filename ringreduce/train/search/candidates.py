@@ -286,10 +286,7 @@ def _why_none(kind: str, given: Given, place: Site) -> str:
 
 
 def check_fits(kind: str, given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError, with a reason, if no candidate fits the ranks of these nodes.
-
-    The data are not read.  A candidate that does not fit the data is refused when a search starts.
-    """
+    """Raise ValueError if no candidate fits the ranks of these nodes; the data are not read."""
     # One input, and more samples and classes than any options ask for.
     sizes = (1, *given.settings().hidden, _MANY)
     next(fitting(kind, given, Site(nodes, sizes, _MANY)))

@@ -11,7 +11,7 @@ from types import ModuleType
 import ringreduce as rr
 from ringreduce.parallel.consensus import from_rank_0, together
 from ringreduce.train import inputs
-from ringreduce.train.search import memory, prices
+from ringreduce.train.search import prices
 from ringreduce.train.search.candidates import KINDS, Candidate, Site, check, fitting
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
@@ -83,7 +83,7 @@ def _bytes_of(
 ) -> dict[Candidate, int]:
     """Return the bytes that candidates hold, as far as there is time to find out.  Collective."""
     if request.kind != "batch" and not request.given.settings().batch_norm:
-        return {each: memory.held_bytes(each, place) for each in candidates}
+        return {each: prices.held_bytes(each, place) for each in candidates}
     for candidate in candidates:
         if bench.clock() < request.budget_s:
             bench.count_bytes(candidate)
@@ -156,10 +156,7 @@ def _predictions(
     bench: Bench,
     xp: ModuleType,
 ) -> Callable[[Sequence[Candidate]], dict[Candidate, float]]:
-    """Return a function that predicts the seconds of a step.  It and the function are collective.
-
-    The function predicts alike on all ranks, also for neighbours of the candidates.
-    """
+    """Return a function that predicts the seconds of steps alike on all ranks.  Collective."""
 
     def measure(some: Sequence[Candidate]) -> list[float]:
         return [*map(median, bench.in_turns(some, _SHARE_OF_FITS * request.budget_s))]

@@ -82,10 +82,7 @@ class Bench:
     def in_turns(
         self, candidates: Sequence[Candidate], seconds: float, slot_s: float = _SLOT_S
     ) -> list[list[float]]:
-        """Return the seconds of each candidate's steps, measured in turns of `slot_s`.  Collective.
-
-        The first steps of every candidate are left out: in a job, they may compile.
-        """
+        """Return the seconds of each candidate's later steps, in turns of `slot_s`.  Collective."""
         times: list[list[float]] = [[] for _ in candidates]
         for candidate in candidates:
             self.measure(candidate, 0.0)
@@ -96,10 +93,7 @@ class Bench:
         return times
 
     def count_bytes(self, candidate: Candidate) -> None:
-        """Make one step of a candidate that was never measured, for `held_bytes`.  Collective.
-
-        The first step holds as much as any: it has a whole batch.
-        """
+        """Make one step of an unmeasured candidate, which holds as much as any.  Collective."""
         if candidate not in self._open and candidate not in self.held_bytes:
             self._watch(candidate, time.perf_counter() - self._begin)
             self._open[candidate] = self._new(candidate, steps=1)
@@ -140,11 +134,7 @@ class Bench:
 
 
 def most_at_once(comm: rr.Communicator, sizes: Sequence[int], settings: Settings) -> int:
-    """Return how many trainers fit into the free memory of rank 0's node, at least 2.  Collective.
-
-    A rank has parameters, two arrays of gradients and the optimizer's arrays, of the whole network
-    at most.
-    """
+    """Return how many trainers fit into free memory on rank 0's node, at least 2.  Collective."""
     arrays = 3 + len(optimizers.SLOTS[settings.optimizer])
     parameters = mlp.parameter_count(sizes, settings.batch_norm)
     ranks = max(map(len, comm.nodes))

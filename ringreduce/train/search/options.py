@@ -52,10 +52,7 @@ class SearchOptions:
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -> SearchOptions:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong.
-    """
+    """Read the command line and its file; SystemExit with code 2 if either is wrong."""
     with reading(parser(prog), argv) as values:
         kind, budget_s = values.pop("kind"), values.pop("budget_s", BUDGET_S)
         picture, job = values.pop("picture", None), values.pop("job", None)
