@@ -32,7 +32,6 @@ class RowLayout:
     """
 
     def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
-        """Lay out the parameters, name and array; all have the same dtype."""
         like = members[0][1]
         ends = list(accumulate((array.size for _, array in members), initial=0))
         self.count = ends[-1]
@@ -161,7 +160,6 @@ class Workspace:
         return self._in_use >= self._most
 
     def take(self) -> Any:
-        """Return an array that is not in use."""
         self._in_use += 1
         return self._free.pop() if self._free else self._make(self._nbytes)
 
@@ -194,7 +192,6 @@ class Bucket:
         self.missing = set(self.likes)
         """Names that are not reported yet in this step."""
         self.work: rr.Work[Any] | Now | None = None
-        """The call that reduces the gradients."""
         self._lent: Any = None
         """The array of the workspace in which the rows are."""
         self.places: dict[str, Any] = {}
@@ -275,7 +272,6 @@ class Bucket:
         return partial(call, self.rows, op, out=self.gradient, **self._how)
 
     def begin_again(self) -> None:
-        """Forget the gradients of a step."""
         self.missing = set(self.likes)
         self.work = None
         self.release()
@@ -287,7 +283,6 @@ class Bucket:
             self.rows = self._lent = None
 
     def sent_bytes(self, op: str) -> int:
-        """Return the bytes that this rank sends in a step."""
         sent, how, width = self._comm.sent_bytes, self._how, self.layout.width
         if self.places:
             return sent("all_reduce", self.rows, op=op, **how)
@@ -300,7 +295,6 @@ class Bucket:
     # --- parameters ---
 
     def update(self, update: Update) -> None:
-        """Update this rank's shard of the parameters."""
         for parameters, own in self._updated():
             slots = tuple(slot[own] for slot in self.slots.values())
             update(parameters, slots, self.gradient[own])
@@ -388,18 +382,15 @@ class Bucket:
         return arrays
 
     def whole_parameters(self) -> dict[str, Any]:
-        """Return copies of the parameters, by name.  Collective."""
         if self._kept is None:
             return {name: array.copy() for name, array in self.parameters.items()}
         return self.whole(self._kept)
 
     def new(self, name: str) -> Any:
-        """Return an uninitialised array like a parameter."""
         like = self.likes[name]
         return empty(self._comm, like, like.size).reshape(like.shape)
 
     def load(self, name: str, array: Any) -> None:
-        """Set a parameter."""
         if self._kept is None:
             self.parameters[name][...] = array
         else:

@@ -101,7 +101,6 @@ class Reported:
     """Number of the turn in the loop of `join`, from 1; 0 outside of a loop."""
     weighed: bool
     missing: Sequence[str]
-    """Names of the gradients that the rank has not reported."""
 
 
 def settle(
@@ -129,7 +128,6 @@ def settle(
 
 
 def _exchange(comm: rr.Communicator, mine: Reported) -> list[Reported]:
-    """Return what every rank has reported."""
     head = [mine.place, str(mine.turn), "weighed" if mine.weighed else ""]
     return [
         Reported(place, int(turn), bool(weighed), missing)

@@ -192,7 +192,6 @@ def bytes_of(array: Any) -> NDArray[np.uint8]:
 
 
 def _check_group(digests: dict[int, str]) -> None:
-    """Raise DriftError unless the digests of these ranks are the same."""
     # most_common keeps the order of first appearance among equals: the lowest rank wins a tie.
     agreed, votes = Counter(digests.values()).most_common(1)[0]
     if votes == len(digests):

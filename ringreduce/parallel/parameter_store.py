@@ -523,7 +523,6 @@ class ParameterStore:
         self._request_of(self._decider, head)
 
     def _request_of(self, rank: int, head: MessageHead) -> None:
-        """Send a request to a server."""
         self._heads.write(self._request, head)
         self._send(self._request, rank, REQUEST)
 
@@ -557,7 +556,6 @@ class ParameterStore:
         return heads
 
     def _fetch(self, slots: bool) -> None:
-        """Receive the parameters, and the slots."""
         only = len(self._links) == 1  # then one request is enough
         if only and not slots:  # these calls have compiled entries
             self._send(self._pulls, self.workers, REQUEST)
@@ -661,7 +659,6 @@ class _ServerLink:
         self._slots = np.empty((0, 0), np.uint8)
 
     def read(self) -> MessageHead:
-        """Return the head of the answer."""
         head = self.shard.heads.read(self.answer)
         self.count = head.total
         return head

@@ -161,10 +161,8 @@ class Reducer:
         """The error of a loop that this rank has left; the next call raises it."""
         self._exposed_s = 0.0
         self._gathered_s = 0.0
-        """Seconds of the gathers of this step."""
         self._sent_bytes: int | None = None
         self.times = StepTimes(0.0, 0.0)
-        """Times of the last finished step."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
@@ -361,7 +359,6 @@ class Reducer:
     # --- implementation ---
 
     def _finish(self) -> None:
-        """Wait for all buckets, for the method `finish`."""
         self._check_left()
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
@@ -440,7 +437,6 @@ class Reducer:
         return error
 
     def _check_left(self) -> None:
-        """Raise the error of a loop that this rank has left."""
         if self._left is not None:
             error, self._left = self._left, None
             raise error
@@ -464,7 +460,6 @@ class Reducer:
         self._start_full_buckets()
 
     def _put(self, bucket: Bucket, name: str, gradient: Any) -> None:
-        """Write a gradient, or add it to the sum of this step."""
         if bucket.rows is None:
             self._make_room(bucket)
         bucket.put(name, gradient, add=name in self._accumulated)

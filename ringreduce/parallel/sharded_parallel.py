@@ -525,12 +525,10 @@ class CentralParallel(ShardedParallel):
 
 
 def _layers(params: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the names of the parameters of each layer, in order."""
     return [tuple(names) for _, names in groupby(params, key=lambda name: name.rpartition(".")[0])]
 
 
 def _check_whole(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError unless there is an array of each name and shape."""
     for key, shape in shapes.items():
         if key not in arrays:
             raise ValueError(f"load: there is no array {key!r}")

@@ -25,7 +25,6 @@ Key = tuple[int, int, int]
 Kinds = dict[Key, tuple[tuple[int, ...], Any]]
 """Key -> shape and dtype of the output."""
 _OUTPUT = 0
-"""The flow of outputs."""
 _KIND_TAG = 2
 """The tag of texts with shapes.  Tags 0 and 1 are the flows."""
 _KIND_BYTES = 256
@@ -40,7 +39,6 @@ class OnOneRank:
     """Bytes of the arrays that were sent."""
 
     def __init__(self, acts: Sequence[rr.pipeline.Action]) -> None:
-        """Hand over between the actions `acts` of the only rank."""
         self._acts = acts
         self._given: dict[tuple[bool, int, int], Array] = {}
         """Whether forward, stage, microbatch -> input of the action."""
@@ -125,14 +123,12 @@ class BetweenRanks:
         self._sends.append(self._comm.send(array, peer, tag, async_op=True))
 
     def _teach(self, peer: int, payload: rr.pipeline.Payload, result: Array) -> None:
-        """Send the shape and dtype of an output."""
         kind = result.shape, result.dtype
         text = json.dumps([result.dtype.name, *result.shape]).encode()
         self._start(np.frombuffer(text.ljust(_KIND_BYTES), np.uint8), peer, _KIND_TAG)
         self._kinds[self._key(payload)] = kind
 
     def _learn(self, peer: int, payload: rr.pipeline.Payload) -> None:
-        """Receive the shape and dtype of an output."""
         text = self._comm.recv(np.empty(_KIND_BYTES, np.uint8), peer, _KIND_TAG)
         dtype, *shape = json.loads(text.tobytes())
         self._kinds[self._key(payload)] = tuple(shape), np.dtype(dtype)

@@ -85,12 +85,10 @@ class Heads:
 
 
 def flags_of(ranks: Collection[int]) -> bytes:
-    """Return `MessageHead.ranks`."""
     return bytes(rank in ranks for rank in range(1 + max(ranks, default=-1)))
 
 
 def ranks_of(head: MessageHead) -> list[int]:
-    """Return the ranks that a head means."""
     return [rank for rank, flag in enumerate(head.ranks) if flag]
 
 

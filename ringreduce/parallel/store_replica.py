@@ -54,7 +54,6 @@ class Chain:
         return True
 
     def has(self, worker: int, id: int) -> bool:
-        """Return whether this server has a push."""
         return id <= self._last.get(worker, 0)
 
     def lose(self, server: int) -> list[int]:
@@ -96,7 +95,6 @@ class ShardReplica:
         self.pushed: dict[int, np.ndarray] = {}
         """Worker -> the message with its last gradients."""
         self.heads: dict[int, MessageHead] = {}
-        """Worker -> the head of that message."""
         self._gradients: dict[int, Views] = {}
         self.waiting = set[int]()
         """The workers whose last pushes are neither applied nor dropped."""
@@ -104,7 +102,6 @@ class ShardReplica:
         """Worker -> staleness of its last push here; -1: it was dropped."""
         self.updates = 0
         self.meeting = 0
-        """Number of loops of `steps` that have begun."""
         self.applied = set[int]()
         """The numbers of this loop that were applied."""
         self.share = 0.0

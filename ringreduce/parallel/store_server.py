@@ -71,7 +71,6 @@ class Server:
         self._asked: dict[int, MessageHead] = {}
         """Worker -> the head of its request, which is not answered."""
         self._beginner = 0
-        """The worker that began the last loop of `steps`."""
         self._decided = self._step = 0
         """Number of decisions that this server has carried out, and of updates among them."""
         self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
@@ -87,7 +86,6 @@ class Server:
 
     @property
     def meeting(self) -> int:
-        """Number of loops of `steps` that have begun."""
         return self._own.meeting
 
     def stats(self) -> StoreStats:
@@ -96,7 +94,6 @@ class Server:
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, tuple(sorted(self.lost)))
 
     def serve(self) -> None:
-        """Serve until all workers have closed, or are lost."""
         while self._open:
             begin = time.perf_counter()
             try:
@@ -218,7 +215,6 @@ class Server:
     # --- decisions ---
 
     def _decide(self) -> None:
-        """Do what the rule has decided."""
         if self._copies > 1 and not self._decides:
             self._resume()
         for decision in self._rule.decisions() if self._decides else ():
@@ -249,7 +245,6 @@ class Server:
                 self._send(decision, rank, REQUEST)
 
     def _carry_out(self, kind: int, workers: list[int]) -> None:
-        """Carry out a decision on all replicas."""
         self._decided, self._step = self._decided + 1, self._step + (kind == HeadKind.APPLY)
         for replica in self.replicas.values():
             if kind == HeadKind.APPLY:
@@ -330,7 +325,6 @@ class Server:
             self._look()
 
     def end_sends(self) -> None:
-        """Forget the pushes that the next servers have received."""
         for work in [work for work in self._sending if work.done()]:
             self._sending.remove(work)
             with suppress(rr.PeerLostError):  # `_look` finds that server
@@ -344,7 +338,6 @@ class Server:
         self._lose(*gone, *(rank for rank in self._comm.lost_peers() if rank >= self._first))
 
     def _lose(self, *ranks: int) -> None:
-        """Go on without these ranks."""
         for rank in set(ranks) - self.lost:
             self.lost.add(rank)
             if rank in self._open:

@@ -115,7 +115,6 @@ def _reported(comm: rr.Communicator) -> Iterator[None]:
 
 
 def _lowest(comm: rr.Communicator) -> int:
-    """Return the lowest rank that lives."""
     lowest: int = min({*range(comm.size)} - comm.lost_peers())
     return lowest
 
@@ -400,7 +399,6 @@ class _CommandRun:
             yield TensorBoard(outputs.tensorboard, reported[0], parameters)
 
     def _complain(self, text: str) -> None:
-        """Say that an output could not be written."""
         store = self._trainer.store
         if isinstance(store, rr.State):
             store.report_unsaved(f"{_PROG}: {text}")

@@ -194,7 +194,6 @@ def from_plain(name: str, value: Any) -> Any:
 
 
 def to_toml(values: Mapping[str, Any]) -> list[str]:
-    """Return a line of TOML for each plain value."""
     # JSON's numbers, lists, bools and strings are valid TOML, except one character.
     written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]

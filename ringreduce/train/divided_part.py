@@ -99,7 +99,6 @@ class Divided(Part):
         return {name: dp.buffer(name) for name in parameters}
 
     def _ready(self, name: str, gradient: Any) -> None:
-        """Reduce a gradient that is complete on this replica."""
         if self.reducer is not None:
             self.reducer.ready(name, gradient)
 

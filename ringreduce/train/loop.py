@@ -154,7 +154,6 @@ class Trainer:
         part.use(self.store)
         self.go_on_with_store()
         self._saved = -1
-        """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
         self._untold: list[Step] = []  # the journal has no room for them until ranks meet
         self._loss = np.zeros(part.losses)

@@ -31,7 +31,6 @@ class Careful:
     def __init__(self, sinks: Iterable[Sink], complain: Callable[[str], None]) -> None:
         self._sinks, self._complain = sinks, complain  # a generator opens them when it is asked
         self.failed: list[str] = []
-        """Names of the watchers that were dropped."""
 
     def steps(self, steps: Sequence[Step]) -> None:
         self._each(lambda sink: sink.steps(steps))

@@ -41,7 +41,6 @@ from ringreduce.train.pace import ComputePace
 _ROWS = 32
 
 Array = Any
-"""An array of the module in use."""
 
 
 class AffineArrays(NamedTuple):
@@ -57,13 +56,9 @@ class NormalisedArrays(NamedTuple):
     """An affine map whose results are normalised over the batch, then scaled and shifted."""
 
     weight: Array
-    """(inputs, outputs)"""
     bias: Array
-    """(outputs,)"""
     scale: Array
-    """(outputs,)"""
     shift: Array
-    """(outputs,)"""
 
 
 Parameters = tuple[AffineArrays | NormalisedArrays, ...]
@@ -76,7 +71,6 @@ def _shapes(sizes: Sequence[int], batch_norm: bool) -> Iterator[list[tuple[int, 
 
 
 def parameter_count(sizes: Sequence[int], batch_norm: bool = False) -> int:
-    """Return the number of parameters in layers of these sizes."""
     return sum(math.prod(shape) for layer in _shapes(sizes, batch_norm) for shape in layer)
 
 
@@ -180,7 +174,6 @@ class Affine:
         columns: Sums | None = None,
         rows: Sums | None = None,
     ) -> None:
-        """Make layer `number` of the network; the ranks of `samples` share the batch."""
         self.number, self.arrays = number, arrays
         self._names = [f"{number}.{kind}" for kind in arrays._fields]
         self._last, self._xp = last, xp

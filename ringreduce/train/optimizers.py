@@ -138,7 +138,6 @@ def in_blocks(
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
-    """Return the learning rate of a step, from 0 to steps - 1."""
     lr = settings.lr
     if settings.lr_batch:
         lr = linear_scaling(lr, settings.batch, settings.lr_batch)

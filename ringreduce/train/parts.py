@@ -28,7 +28,6 @@ from ringreduce.train.settings import Settings
 from ringreduce.train.steps import Store
 
 Arrays = Mapping[str, Any]
-"""Name -> array."""
 _FORGOTTEN = 0.1
 """Share of a running mean that a step's statistics replace, once ten steps are made."""
 
@@ -39,14 +38,12 @@ class Run:
 
     comm: rr.Communicator
     sizes: tuple[int, ...]
-    """The widths of the network, from inputs to classes."""
     settings: Settings
     algorithm: str
     xp: ModuleType
     pace: ComputePace | None = None
 
     def init_params(self) -> dict[str, Any]:
-        """Return new parameters of the whole network, by name."""
         settings = self.settings
         dtype, norm = settings.dtype, settings.batch_norm
         flat = mlp.init_params(self.sizes, settings.seed, dtype, self.xp, norm)
@@ -117,7 +114,6 @@ class Metered:
         return self._sizes[kind]
 
     def begin(self) -> None:
-        """Forget the time and the bytes."""
         self.seconds, self.sent_bytes = 0.0, 0
 
 
@@ -162,7 +158,6 @@ class Part(ABC):
     reducer: DataParallel | ShardedParallel | None = None
     """What reduces the gradients of this rank."""
     mesh: Mesh | None = None
-    """The ranks that have the parts of a divided model."""
     metered: tuple[Metered, ...] = ()
     """The communicators of all other all-reduces of a step."""
     waited_s = 0.0
@@ -268,7 +263,6 @@ class Part(ABC):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients on this rank, and of their buffers."""
         return sum(int(array.nbytes) for array in self.parameters())
 
     @property
@@ -311,7 +305,6 @@ class Part(ABC):
             check_replicas(self.run.comm, flat, self.group)
 
     def all_finite(self) -> bool:
-        """Return whether the parameters of all ranks are finite."""
         isfinite = self.run.xp.isfinite
         bad = sum(int(not bool(isfinite(array).all())) for array in self.parameters())
         return not self.run.comm.all_reduce(np.array([bad]))[0]

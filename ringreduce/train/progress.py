@@ -30,10 +30,8 @@ class Progress:
         self._live = LiveLine(out)
         self._live.show(f"{counted(epochs, 'epoch')} of {counted(epoch_steps, 'step')}")
         self._measured = ""
-        """The measurements of the last complete epoch."""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Show the last of `steps`."""
         if steps:
             made = steps[-1].step - (steps[-1].epoch - 1) * self._epoch_steps
             made = min(max(made, 0), self._epoch_steps)  # epochs before may have had other steps

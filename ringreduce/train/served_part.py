@@ -30,7 +30,6 @@ class Served(WholeModel):
     sent_bytes = 0
 
     def __init__(self, run: Run, **options: Any) -> None:
-        """Make the part; `options` are those of the store."""
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0

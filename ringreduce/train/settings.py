@@ -80,7 +80,6 @@ def _written(value: Any) -> str:
 
 
 def _check_fields(settings: Any) -> None:
-    """Replace the fields of new settings by their checked values.  Raises ValueError."""
     for each in dataclasses.fields(settings):
         value = getattr(settings, each.name)
         if value is not None or each.default is not None:

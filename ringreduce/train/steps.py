@@ -39,7 +39,6 @@ class Stretch:
     position: int
     """Samples of the epoch that were before it."""
     batch: int
-    """Samples of a global batch."""
     scale_before: float
     """Factor of the learning rate in the last step of the stretch before."""
     base: int
@@ -47,12 +46,10 @@ class Stretch:
 
     @classmethod
     def new(cls, batch: int) -> Stretch:
-        """Return the first stretch of a run."""
         return cls(0, 1, 0, batch, 1.0, batch)
 
     @classmethod
     def of(cls, numbers: NDArray[np.float64]) -> Stretch:
-        """Return the stretch that `numbers` has stored."""
         first, epoch, position, batch, scale_before, base = numbers.tolist()
         return cls(int(first), int(epoch), int(position), int(batch), scale_before, int(base))
 
@@ -87,7 +84,6 @@ class Course:
         return begin.epoch + 1 + epochs, made * begin.batch
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch of a step of this stretch, counted from 1."""
         return self.place(step)[0]
 
     def epochs(self, steps: int) -> int:
@@ -144,21 +140,14 @@ class _At(IntEnum):
     """Places in the array of the progress."""
 
     EPOCH_LOSS = 0
-    """Sum of the losses of this epoch's samples so far."""
     LAST_LOSS = auto()
-    """Mean loss of the last complete epoch; NaN before."""
     REPORTED_STEPS = auto()
-    """Steps that the watchers have received."""
     REPORTED_EPOCHS = auto()
-    """Epochs that the watchers have received."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The progress of a run, besides its arrays."""
-
     step: int
-    """Number of steps made."""
     epoch_loss: float
     """Sum of the losses of this epoch's samples so far."""
     last_loss: float
@@ -294,7 +283,6 @@ class InPlace:
         self.step += 1
 
     def restore(self, arrays: Mapping[str, Any], step: int) -> None:
-        """Begin after `step` updates, with these arrays."""
         for name, array in arrays.items():
             self._arrays[name][...] = array
         self.step = step

@@ -56,7 +56,6 @@ _ALGORITHMS = {
 }
 """Name of an all-reduce in the option of a strategy -> algorithm of the settings; "": not ours."""
 _IN_HALVES = ("ring", "two_shot", "auto")
-"""All-reduces that are a reduce-scatter and an all-gather."""
 
 # --- options --------------------------------------------------------------------------------------
 
@@ -744,7 +743,6 @@ def _check_divided(
     schedule: str = "1f1b",
     virtual: int = 1,
 ) -> None:
-    """Raise ValueError unless the settings fit replicas of pipelines of these sizes."""
     stages = sizes.pipeline * virtual
     splits = splits or stages
     rr.pipeline.schedule(schedule, sizes.pipeline, splits, virtual)

@@ -115,7 +115,6 @@ class _Turns:
         self._trainer = Trainer(self._part, split, settings, xp, self.row.strategy, pace=pace)
 
     def train(self) -> None:
-        """Train for an epoch."""
         self._result = result = self._trainer.run(epochs=1)
         self._points.append((self._trainer.times[:, 1].sum(), result.accuracy))
         if (pushes := self._trainer.pushes) is not None and self._comm.rank < self.row.ranks:

@@ -53,7 +53,6 @@ class StrategyRow:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The figures of each seed, and its `points`: seconds and accuracy after each epoch."""
     parameters: Any = None
-    """Those of the last seed."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -148,14 +147,12 @@ def write_all(rows: Sequence[StrategyRow], request: CompareOptions) -> None:
 
 
 def picture(rows: Sequence[StrategyRow]) -> str:
-    """Return the picture of rows without an error."""
     facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
     title = " ".join(_sentences(rows)[:1]) or rows[0].name
     return chart(title, facts, _panels(rows), columns=1)
 
 
 def _panels(rows: Sequence[StrategyRow]) -> list[Panel]:
-    """Return panels of accuracy over seconds, samples/s, and bytes sent and held."""
     x = Scale(0.5, len(rows) + 0.5, [(n, str(n)) for n in range(1, len(rows) + 1)])
     lines = [
         Line(

@@ -19,7 +19,6 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 VIRTUAL = 2
 """Stages of each rank in the interleaved schedule."""
 _MOST_SPLITS = 64
-"""The most microbatches of a candidate."""
 _SMALLER, _LARGER = 2, 6
 """How often a batch is halved and doubled."""
 _SPLITS_A_STAGE = (1, 2, 4)
@@ -55,18 +54,15 @@ class Site:
     """Where the candidates are to run."""
 
     nodes: Sequence[Sequence[int]]
-    """The ranks of each node."""
     sizes: Sequence[int]
     """The widths of the network, from inputs to classes."""
     samples: int
-    """Samples to train on."""
     ranks: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", sum(map(len, self.nodes)))
 
     def costs(self, batch_norm: bool) -> list[int]:
-        """Return the number of parameters of each layer."""
         last = len(self.sizes) - 2
         return [
             mlp.parameter_count(self.sizes[layer : layer + 2])
@@ -140,7 +136,6 @@ def _with_another_choice(candidate: Candidate, given: Given, place: Site) -> Ite
 
 
 def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
-    """Return the stages of each rank."""
     virtual: int = fixed.get("virtual", VIRTUAL if schedule == "interleaved" else 1)
     return virtual
 
@@ -211,8 +206,6 @@ def batches(given: Given, place: Site) -> Iterator[Candidate]:
 
 @dataclass(frozen=True)
 class Searched:
-    """What can be searched for."""
-
     candidates: Callable[[Given, Site], Iterator[Candidate]]
     strategy: str | None
     """The strategy whose options are searched for; None: any."""
@@ -307,7 +300,6 @@ def _candidate(
 
 
 def check(candidate: Candidate, place: Site) -> None:
-    """Raise ValueError if a candidate cannot run."""
     settings = candidate.settings
     candidate.strategy.check_device(Given(candidate.values).outputs().device)
     candidate.strategy.check(place.nodes, settings)

@@ -34,8 +34,6 @@ Watch = Callable[[Candidate, float], None]
 
 @dataclass
 class _Open:
-    """A candidate that has a trainer."""
-
     trainer: Trainer
     step_s: float
     """Median seconds of the steps that were timed last."""
@@ -108,12 +106,10 @@ class Bench:
             trainer.close()
 
     def close(self) -> None:
-        """Close all trainers.  Collective."""
         for candidate in list(self._open):
             self.drop(candidate)
 
     def _new(self, candidate: Candidate, steps: int = _WARM_UP) -> _Open:
-        """Make a trainer, and `steps` steps."""
         steady = replace(candidate.settings, lr=_LR, lr_batch=0, lr_schedule="constant", warm_up=0)
         trainer = together(
             self._comm,

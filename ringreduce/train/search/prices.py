@@ -42,8 +42,6 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of one layer for a number of samples."""
-
     forward_s: float
     input_s: float
     """The gradient of the input."""
@@ -278,8 +276,6 @@ def _kinds(sizes: Sequence[int]) -> Iterator[_Shape]:
 
 
 class _LayerTimer:
-    """Times the passes of a layer on this rank."""
-
     def __init__(self, dtype: str, xp: ModuleType) -> None:
         self._dtype, self._xp = dtype, xp
 

@@ -41,7 +41,6 @@ class CandidateRow:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that are trained with in a second, as measured."""
         return self.candidate.settings.batch / self.step_s
 
 
