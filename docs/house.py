@@ -30,8 +30,11 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
+    tooltip,
 )
-from ringreduce.picture.svg import element, text, text_width, tooltip
 
 PAGE = Path(__file__).with_name("developing.md")
 sys.path.append(str(PAGE.parents[1]))
