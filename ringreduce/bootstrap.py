@@ -14,8 +14,7 @@ import numpy as np
 from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.calls.engine import Engine
-from ringreduce.calls.parts import Parts
+from ringreduce.calls.ending import Ending, Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
@@ -244,7 +243,7 @@ def _assemble(
     over: Transport,
     placed: Nodes | None,
     given: _Given,
-    adopt: Callable[[Engine], None],
+    adopt: Callable[[Ending], None],
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
@@ -447,7 +446,7 @@ def _communicator(
     timeout_s: float,
     config: Config,
     segments: Segments | None,
-    adopt: Callable[[Engine], None] | None = None,
+    adopt: Callable[[Ending], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else nodes
     topology = Topology(found, transport.rank)

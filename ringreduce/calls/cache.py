@@ -22,7 +22,6 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.call import Call, Fused, Shape
 from ringreduce.calls.ops import check_movable, check_reduction
-from ringreduce.calls.parts import ANNOUNCED
 from ringreduce.config import Config
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
@@ -46,7 +45,6 @@ from ringreduce.shm.pieces import piece_counts
 from ringreduce.topology import Topology
 
 _Kept = TypeVar("_Kept", Call, Fused)
-_SPLIT_ROW = np.empty(2 + ANNOUNCED, np.int64)
 _NO_ARGUMENTS = Signature("all_to_all", ())
 """The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
 
@@ -271,7 +269,7 @@ class Calls:
         call.counts = counts
         return call
 
-    # --- first calls of a gather, scatter or split, and meetings ---
+    # --- first calls of a gather or scatter, exchanges and meetings ---
 
     def exchange_counts(
         self,
@@ -310,10 +308,6 @@ class Calls:
         signature = Signature(collective, (*signature.arguments, *memory_kind))
         width = 2 * self.size + 1 if collective == "all_to_all" else 2
         return self._row_of_each(signature, np.empty(width, np.int64))
-
-    def split(self) -> Call:
-        """Return the all-gather of a split: some integers of every rank."""
-        return self._get("split", self._row_of_each, Signature("split", ()), _SPLIT_ROW)
 
     def exchange(self, name: str, arguments: tuple[tuple[str, str], ...], nbytes: int) -> Call:
         """Return an all-gather of `nbytes` of every rank, which compare its `arguments`."""

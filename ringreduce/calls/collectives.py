@@ -414,7 +414,8 @@ class Collectives(Runner):
         """
         work = self._meet("barrier", (), timeout_s, async_op)
         with self._queue.lock:
-            self._engine.admit_barrier(self._calls.meeting("barrier", ()))
+            if not self._queue.busy:
+                self._engine.executables.admit_barrier(self._calls.meeting("barrier", ()))
         return work
 
 

@@ -19,9 +19,8 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.collectives import planned_call
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.ending import Ending, Parts
 from ringreduce.calls.ops import check_addable, check_movable
-from ringreduce.calls.parts import Parts
 from ringreduce.calls.persistent import Again, PersistentCall
 from ringreduce.calls.point_to_point import PointToPoint
 from ringreduce.calls.shared_array import SharedArray
@@ -92,7 +91,7 @@ class Communicator(Collectives, PointToPoint):
         config: Config,
         timeout_s: float,
         segments: Segments | None = None,
-        adopt: Callable[[Engine], None] | None = None,
+        adopt: Callable[[Ending], None] | None = None,
     ) -> None:
         super().__init__(transport, topology, device, config, timeout_s, segments)
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
@@ -100,7 +99,8 @@ class Communicator(Collectives, PointToPoint):
         self.nodes = topology.nodes
         self._transport = transport
         self._adopt = adopt
-        """Called with the engine of this communicator, and of all that `split` or `shrink` make."""
+        """Called with the end of this communicator, and of all that `split` or `shrink` make."""
+        self._ending = Ending(self._engine, self._calls.meeting("close", ()))
         self._parts = Parts(self.rank)
         """What `split` has made."""
         held = object.__new__(type(self))
@@ -113,7 +113,7 @@ class Communicator(Collectives, PointToPoint):
         alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
         self._meet("init", alike, timeout_s)
         if adopt is not None:
-            adopt(self._engine)
+            adopt(self._ending)
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
@@ -185,10 +185,11 @@ class Communicator(Collectives, PointToPoint):
         sizes = as_shape("empty", shape)
         if device != "cpu":
             return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(sizes, dtype)
-        if self._engine.arena is None:
+        if self._engine.executables.arena is None:
             return np.empty(sizes, dtype)
         with self._queue.lock:
-            return self._engine.reachable(sizes, dtype)
+            self._engine.free_if_idle()
+            return self._engine.executables.reachable(sizes, dtype)
 
     def pages(self, nbytes: int) -> np.ndarray | None:
         """Return whole pages of this rank's segment, whose kernel object other processes map.
@@ -197,8 +198,8 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        arena = self._engine.arena
-        if arena is None or self._transport.one_process or self._engine.broken:
+        arena = self._engine.executables.arena
+        if arena is None or self._transport.one_process:
             return None
         with self._queue.lock:
             return arena.empty((nbytes,), np.dtype(np.uint8))
@@ -331,7 +332,8 @@ class Communicator(Collectives, PointToPoint):
         with self._queue.lock:
             self._engine.check_usable()
             mine = np.array([colored, key, *self._parts.dropped()], np.int64)
-            pairs = self._run(self._calls.split(), mine, None, None, False)
+            call = self._calls.exchange("split", (), mine.nbytes)
+            pairs = self._run(call, mine.view(np.uint8), None, None, False).view(np.int64)
         self._parts.close_dropped(pairs[:, 2:].tolist())
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
@@ -373,9 +375,9 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             'shrink: the ranks are threads of one process, which end together'
         """
-        self._engine.check_shrinkable()
+        self._ending.check_shrinkable()
         transport = self._transport.shrunk(self._timeout_s)
-        self._engine.supersede()
+        self._ending.supersede()
         before = transport.collect(self.rank.to_bytes(_RANK_BYTES))
         at = range(0, len(before), _RANK_BYTES)
         return self._with(transport, [int.from_bytes(before[i : i + _RANK_BYTES]) for i in at])
@@ -566,7 +568,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
-        self._engine.close(timeout_s=as_seconds("close", timeout_s))
+        self._ending.close(timeout_s=as_seconds("close", timeout_s))
 
     def close_at_end_of(self, place: str, timeout_s: float | None = None) -> None:
         """Close the communicator because this rank has reached the end of `place`.
@@ -575,7 +577,7 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        self._engine.close(place, timeout_s)
+        self._ending.close(place, timeout_s)
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.
@@ -594,7 +596,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 3)
             [True, None, True]
         """
-        self._engine.leave(reason)
+        self._ending.leave(reason)
 
     @property
     def busy(self) -> bool:
@@ -602,7 +604,7 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        return self._queue.busy or self._engine.endpoint.is_busy
+        return self._ending.is_busy
 
     @property
     def closed(self) -> bool:
@@ -610,7 +612,7 @@ class Communicator(Collectives, PointToPoint):
 
         :meta private:
         """
-        return self._engine.closed
+        return self._ending.closed
 
     @property
     def broken(self) -> bool:

@@ -41,9 +41,9 @@ class PersistentCall:
         self._source, self._target, self._timeout_s = source, target, timeout_s
         self._is_one_plan = not call.converts and call.stream is None
         if not call.converts:
-            engine.free_discarded()
+            engine.free_if_idle()
             with nullcontext() if call.stream is None else call.stream.selected():
-                engine.executable(call).bind(source, target)
+                engine.executables.of(call).bind(source, target)
 
     def __del__(self) -> None:
         self._engine.discard(self._call)
@@ -64,7 +64,8 @@ class PersistentCall:
 
         The function keeps this object alive.
         """
-        return self._engine.planned(self._call, self._timeout_s, self._result, self) or self
+        how = self._call, self._timeout_s, self._result, self
+        return self._engine.executables.planned(*how) or self
 
     def _body(self, header: bytes) -> Any:
         yield from move(self._engine, self._call, self._source, self._target, header)

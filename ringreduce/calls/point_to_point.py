@@ -278,7 +278,7 @@ class PointToPoint(Runner):
 
         :meta private:
         """
-        self._engine.survives_losses = self._engine.endpoint.tells_losses = True
+        self._engine.endpoint.survives_losses = True
         tell_survived(is_survived)
 
     # --- implementation ---

@@ -1,9 +1,8 @@
 """The order of calls: synchronous calls run at once, asynchronous calls run behind each other.
 
-Every call is a program: a generator that yields at each poll whether it made progress, and returns
-the call's result.  A communicator runs its programs one after another, in the order of the
-calls.  While asynchronous calls are queued, a progress thread runs them, if the transport may be
-used from a thread.  Otherwise they advance whenever the user waits for a call or asks about one.
+A communicator runs its calls one after another, each as a generator.  While asynchronous calls are
+queued, a progress thread runs them, if the transport may be used from a thread.  Otherwise they
+advance whenever the user waits for a call or asks about one.
 
 The callbacks of a call (`Work.then`) run in the thread that completed it, before any later call.  A
 call that a callback makes runs at once.  A thread attaches its callback before it makes its next
@@ -26,10 +25,12 @@ from ringreduce.config import as_seconds
 from ringreduce.trace import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
-Program = Generator[bool, None, Any]
+Polled = Generator[bool, None, Any]
+"""A call, or a part of one: it yields at each poll whether it made progress, and returns the
+result."""
 T = TypeVar("T")
-_NO_PROGRAM: Program = (moved for moved in (True,))
-"""The program of messages between two ranks: their endpoint makes progress."""
+_NEVER_POLLED: Polled = (moved for moved in (True,))
+"""For messages between two ranks: their endpoint makes progress."""
 
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
@@ -71,8 +72,8 @@ class Work(Generic[T]):
 
     __reduce__ = refuse_copy
 
-    def __init__(self, queue: Queue, program: Program = _NO_PROGRAM) -> None:
-        self.program = program
+    def __init__(self, queue: Queue, polled: Polled = _NEVER_POLLED) -> None:
+        self.polled = polled
         self.completed = threading.Event()
         self._queue = queue
         self._result: Any = None
@@ -326,12 +327,12 @@ class CallQueue:
         """Whether this thread runs the callbacks of a work."""
         return self._calling_back == threading.get_ident()
 
-    def submit(self, program: Program) -> Work[Any]:
-        """Queue a program behind all others, and return its Work.  The caller holds the lock.
+    def submit(self, polled: Polled) -> Work[Any]:
+        """Queue a call behind all others, and return its Work.  The caller holds the lock.
 
-        In a callback the program runs at once.
+        In a callback the call runs at once.
         """
-        work: Work[Any] = Work(self, program)
+        work: Work[Any] = Work(self, polled)
         if self.in_callback:
             with self.unlocked():
                 while not self._poll(work):
@@ -371,26 +372,26 @@ class CallQueue:
             raise error  # such as KeyboardInterrupt, which is for this thread
         return True
 
-    def run(self, program: Program) -> Any:
-        """Run a program at once and return its result; no call is queued."""
+    def run(self, polled: Polled) -> Any:
+        """Run a call at once and return its result; no other is queued."""
         idle, spins = 0, self._yielding.spins
         try:
             while True:
-                if next(program):
+                if next(polled):
                     idle, spins = 0, self._yielding.spins
                     continue
                 idle += 1
                 if idle > spins:
-                    self._pause(program, idle - spins, ahead=0)
+                    self._pause(polled, idle - spins, ahead=0)
         except StopIteration as end:
             return end.value
 
-    def run_behind(self, program: Program) -> Any:
-        """Run a program behind all others, and return its result.  The caller holds the lock.
+    def run_behind(self, polled: Polled) -> Any:
+        """Run a call behind all others, and return its result.  The caller holds the lock.
 
         The lock is free meanwhile, as callbacks of the works before may make calls.
         """
-        work = self.submit(program)
+        work = self.submit(polled)
         with self.unlocked():
             return work.wait()
 
@@ -446,7 +447,7 @@ class CallQueue:
                 self._poll(self.works[0])
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
-        """Raise `error` in the running program, and wait up to `seconds` for all works to end."""
+        """Raise `error` in the running call, and wait up to `seconds` for all works to end."""
         self._interrupt = error
         end = time.monotonic() + seconds
         while self.works and time.monotonic() < end:
@@ -508,13 +509,13 @@ class CallQueue:
         if work.began_s is None:
             work.began_s = time.perf_counter()
         try:
-            if next(work.program):
+            if next(work.polled):
                 self._idle, self._spins = 0, self._yielding.spins
                 return False
             self._idle += 1
             spins = 0 if ahead else self._spins
             if self._idle > spins:
-                self._pause(work.program, self._idle - spins, ahead)
+                self._pause(work.polled, self._idle - spins, ahead)
             return False
         except StopIteration as end:
             result, error = end.value, None
@@ -537,11 +538,11 @@ class CallQueue:
                 self._arrived.notify_all()
         return True
 
-    def _pause(self, program: Program, idle: int, ahead: int) -> None:
-        """Pause after an idle poll; raise the pause's errors inside the program."""
+    def _pause(self, polled: Polled, idle: int, ahead: int) -> None:
+        """Pause after an idle poll; raise the pause's errors inside the call."""
         try:
             if self._interrupt is not None:
                 raise self._interrupt
             self._wait(idle, ahead)
         except BaseException as error:
-            program.throw(error)
+            polled.throw(error)

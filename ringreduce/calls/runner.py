@@ -92,7 +92,6 @@ class Runner:
         self._engine = Engine(transport, device, config, timeout_s, segments)
         self._queue = self._engine.queue
         self._calls = Calls(topology, device, config, self._engine.discard)
-        self._engine.last_call = self._calls.meeting("close", ())
         self._messages = Calls(topology, device, self._given, self._engine.discard)
         """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
@@ -112,8 +111,8 @@ class Runner:
             self._engine.check_usable()
             call = self._calls_on(array).get(name, array, given)
             result = self._run(call, array, out, timeout_s, async_op)
-            if self._engine.fast_path is not None and not async_op:
-                self._engine.admit(name, call, array, given)
+            if self._engine.fast_path is not None and not (async_op or self._queue.busy):
+                self._engine.executables.admit(name, call, array, given)
             return result
 
     def _run(
@@ -200,8 +199,8 @@ class Runner:
                 return results
 
             done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
-            if calls is self._calls and not async_op:
-                self._engine.admit_list(fused, arrays, given)
+            if calls is self._calls and not (async_op or self._queue.busy):
+                self._engine.executables.admit_list(fused, arrays, given)
             return done
 
     def _share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
