@@ -195,7 +195,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
             never_finalize()
         raise
     comm = _assemble(over, placed, given, close_at_exit, never_finalize)
-    parts.add(comm, range(size))
+    parts.add(comm._ending, comm._runner, range(size))
     return comm
 
 
@@ -388,7 +388,7 @@ def spawn(
             segments = share_segments(transport) if given.shared_memory else None
             with _communicator(transport, placed, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
-                comm.close_at_end_of("its function")
+                comm._ending.close("its function")
         except BaseException as error:
             failures.append(error)
             failed.set()
@@ -425,7 +425,7 @@ def _in_process(
         rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
     ) as comm:
         result = fn(comm, *args)
-        comm.close_at_end_of("its function")
+        comm._ending.close("its function")
     if rank == 0:
         finish()  # the end of this process calls no exit handlers
     return result

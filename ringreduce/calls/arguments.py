@@ -290,6 +290,11 @@ def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | 
         ) from None
 
 
+def at_least_1d(array: Any) -> Any:
+    """Return an array, which has one dimension in place of none."""
+    return array.reshape(1) if array.ndim == 0 else array
+
+
 def check_row(where: str, array: np.ndarray, row: tuple[int, ...], size: int) -> None:
     """Check the counts that this rank sends to each rank, and its `array` against them.
 

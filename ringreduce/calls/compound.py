@@ -1,8 +1,7 @@
 """Calls of several plans, and calls on converted or concatenated arrays.
 
-Each is a generator as `ringreduce.calls.queue` runs it: it yields at each poll whether it made
-progress, and returns the result.  A ValueError that a generator returns is raised after the call is
-complete, so that no rank waits for others in vain.
+The engine raises a ValueError that one of them returns after the call is complete, so that no rank
+waits for others in vain.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 from ringreduce.calls.arguments import named_dtype
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.engine import Engine
+from ringreduce.calls.queue import Polled
 
-Steps = Generator[bool, None, Any]
 Empty = Callable[[int | tuple[int, ...], Any], Any]
 """Makes an array of a shape and dtype for a result."""
 
@@ -33,7 +32,7 @@ ANNOUNCED_BYTES = calcsize(_HEAD) + 8 * 64
 
 def move(
     engine: Engine, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
-) -> Steps:
+) -> Polled:
     """Run one plan; on converted copies if messages have another dtype than the arrays."""
     if not call.converts:
         yield from engine.advance(call, source, target, header)
@@ -57,7 +56,7 @@ def reduce_list(
     arrays: Sequence[np.ndarray],
     targets: Sequence[np.ndarray],
     header: bytes,
-) -> Steps:
+) -> Polled:
     """Concatenate the arrays of each dtype, reduce them in place, and copy them to `targets`.
 
     Every array is read before any target is written, so a target may be any of the arrays.
@@ -90,7 +89,7 @@ def exchange_counts(
     out: np.ndarray | None,
     empty: Empty,
     header: bytes,
-) -> Steps:
+) -> Polled:
     """Exchange the `counts` of all ranks by the call `first`, then make the call `call_for(table)`.
 
     Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringreduce.calls.call import Call
 from ringreduce.calls.engine import NOTHING, Engine, LeavingError
@@ -35,6 +35,8 @@ class Ending:
         """Whether the communicator was closed although a rank was lost: MPI_Finalize may hang."""
         self._is_superseded = False
         """Whether the ranks that are left have shrunk the communicator."""
+        self.parts = Parts(engine.transport.rank)
+        """The communicators that `Communicator.split` has made."""
         self.to_close = [self]
         """A list of this object, which `close` empties.  Others keep the list, not the object."""
 
@@ -198,8 +200,7 @@ class _Part(NamedTuple):
     to_close: list[Ending]
     """`Ending.to_close`."""
     parts: Parts
-    held: weakref.ref[Any]
-    """Alive while this rank makes calls on the communicator."""
+    held: weakref.ref[object]
     left: set[int]
 
     def is_dropped(self) -> bool:
@@ -229,9 +230,12 @@ class Parts:
         self.made: dict[int, _Part] = {}
         """By the number of the exchange; ranks are numbered as in the parent."""
 
-    def add(self, comm: Any, ranks: Iterable[int]) -> None:
-        """Add the communicator that `ranks` have made in the latest exchange."""
-        part = _Part(comm._ending.to_close, comm._parts, weakref.ref(comm._held), set(ranks))
+    def add(self, ending: Ending, held: object, ranks: Iterable[int]) -> None:
+        """Add the communicator that `ranks` have made in the latest exchange.
+
+        `held` lives as long as this rank makes calls on the communicator.
+        """
+        part = _Part(ending.to_close, ending.parts, weakref.ref(held), set(ranks))
         self.made[self.exchanges] = part
 
     def dropped(self) -> list[int]:

@@ -159,6 +159,12 @@ class Engine:
         """Raise ValueError if calls of this thread are refused."""
         self._refusals.check()
 
+    def check_open(self) -> None:
+        """Raise an error if this thread can begin no message."""
+        self._refusals.check()
+        if self.ended is not None:
+            raise self.ended.with_traceback(None)
+
     def check_usable(self) -> None:
         """Raise an error if this thread, which holds the queue's lock, can make no call now."""
         self._refusals.check()

@@ -112,6 +112,15 @@ class Executables:
         array = None if self.arena is None else self.arena.empty(shape, dtype)
         return np.empty(shape, dtype) if array is None else array
 
+    def pages(self, nbytes: int) -> np.ndarray | None:
+        """Return whole pages of this rank's segment, whose kernel object other processes map.
+
+        Returns None without such memory, or without space in it.
+        """
+        if self.arena is None or self._transport.one_process:
+            return None
+        return self.arena.empty((nbytes,), np.dtype(np.uint8))
+
     def _by_messages(self, call: Call) -> Executable:
         device, op, dtype = call.device, call.op, call.wire_dtype
         size = self._transport.size

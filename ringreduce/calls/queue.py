@@ -19,8 +19,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from ringreduce.calls.meter import Meter, MeteredLock
-from ringreduce.calls.refusals import refuse_copy
+from ringreduce.calls.refusals import refusals_here, refuse_copy
 from ringreduce.config import as_seconds
 from ringreduce.trace import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
@@ -291,6 +290,39 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
             time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
 
 
+class _Meter:
+    """The seconds that a thread spends in its ``with`` blocks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth, self._since = 0, 0.0
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._since = time.perf_counter()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._since
+
+
+class _MeteredLock:
+    """A lock whose holder makes a call: the time from before it is acquired is measured."""
+
+    def __init__(self, lock: Any, meter: _Meter) -> None:
+        self._lock, self._meter = lock, meter
+
+    def __enter__(self) -> None:
+        self._meter.__enter__()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)
+        self._meter.__exit__()
+
+
 class CallQueue:
     """The calls of one communicator: the running one, and those behind it."""
 
@@ -299,7 +331,7 @@ class CallQueue:
         """Held while a call takes its place in the order."""
         self._unmetered: Any = None
         """The lock in whose place there is a metered one."""
-        self._meter: Meter | None = None
+        self._meter: _Meter | None = None
         self._wait, self._yielding, self._threads = wait, yielding, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -314,8 +346,9 @@ class CallQueue:
         self._idle, self._spins = 0, yielding.spins
         """Polls since the latest progress that moved nothing, and how many of them do not pause."""
         self.begins_here_s = 0.0
-        """An asynchronous call runs in the caller's thread until it has waited for so many seconds
-        for other ranks.  0: it runs in the progress thread from the beginning."""
+        """Seconds that an asynchronous call may wait for other ranks in the caller's thread, before
+        the progress thread goes on with it; for hosts without a core for that thread.  0: the
+        progress thread begins it."""
 
     @property
     def busy(self) -> bool:
@@ -407,9 +440,7 @@ class CallQueue:
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
-        if self._meter is None:
-            return self._wait_for(completed, timeout_s)
-        with self._meter:
+        with self._meter or nullcontext():
             return self._wait_for(completed, timeout_s)
 
     def _wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
@@ -423,17 +454,21 @@ class CallQueue:
         return True
 
     def begin_meter(self) -> None:
-        """Measure the calls of this thread, which makes none now, until `end_meter`."""
-        meter = Meter()
-        self._unmetered, self._meter = self.lock, meter
-        self.lock = MeteredLock(self.lock, meter)
+        """Measure the calls of this thread, which makes none now, until `end_meter`.
+
+        Another thread must make no calls meanwhile.  Messages between two ranks are not measured.
+        All calls take the general path meanwhile.
+        """
+        refusals_here().keep_general()
+        self._meter, self._unmetered = _Meter(), self.lock
+        self.lock = _MeteredLock(self.lock, self._meter)
 
     def end_meter(self) -> float:
         """Return the seconds that this thread has spent in calls since `begin_meter`."""
         meter = self._meter
         assert meter is not None
         self.lock, self._meter = self._unmetered, None
-        meter.end()
+        refusals_here().end_general()
         return meter.seconds
 
     def advance(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -43,7 +43,7 @@ from ringreduce.calls.compound import (
 )
 from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
-from ringreduce.calls.refusals import refuse_copy
+from ringreduce.calls.queue import Polled
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError, counted
@@ -53,17 +53,12 @@ from ringreduce.shm.segments import Segments
 from ringreduce.topology import Topology
 from ringreduce.transports.base import Transport
 
-Body = Generator[bool, None, Any]
 _UNKNOWN = -1
 """In place of an expected count: the rank accepts any count."""
 
 
 class Runner:
-    """Runs the calls of one communicator: its engine, its caches of calls and its memory."""
-
-    __module__ = "ringreduce"
-
-    __reduce__ = refuse_copy
+    """Runs the calls of one communicator: its engine, and its caches of calls."""
 
     def __init__(
         self,
@@ -75,7 +70,7 @@ class Runner:
         segments: Segments | None = None,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self._given, self._job_ranks = config, transport.job_ranks
+        self.given, self.timeout_s = config, timeout_s
         if len(topology.nodes) > 1:
             segments = None
         if segments is not None:
@@ -86,18 +81,17 @@ class Runner:
                 quick=segments.quick,
             )
             config = replace(config, memory=memory)
-        self.config = config
-        self._topology, self._device = topology, device
-        self._timeout_s, self._crowded = timeout_s, transport.yielding.crowded
-        self._engine = Engine(transport, device, config, timeout_s, segments)
-        self._queue = self._engine.queue
-        self._calls = Calls(topology, device, config, self._engine.discard)
-        self._messages = Calls(topology, device, self._given, self._engine.discard)
+        self.config, self._topology = config, topology
+        self.engine = Engine(transport, device, config, timeout_s, segments)
+        self.queue = self.engine.queue
+        self.calls = Calls(topology, device, config, self.engine.discard)
+        """Calls on arrays in host memory."""
+        self._by_messages = Calls(topology, device, self.given, self.engine.discard)
         """Calls on host arrays that are run by messages even if the ranks share memory."""
         self._on_gpus: dict[int, Calls] = {}
         """Calls on arrays on a GPU, by the number of the GPU."""
 
-    def _make(
+    def make(
         self,
         name: str,
         array: np.ndarray,
@@ -107,52 +101,52 @@ class Runner:
         async_op: bool,
     ) -> Any:
         """Make a call of the collective `name` on one array; `given` as for `Calls.make`."""
-        with self._queue.lock:
-            self._engine.check_usable()
-            call = self._calls_on(array).get(name, array, given)
-            result = self._run(call, array, out, timeout_s, async_op)
-            if self._engine.fast_path is not None and not (async_op or self._queue.busy):
-                self._engine.executables.admit(name, call, array, given)
+        engine = self.engine
+        with self.queue.lock:
+            engine.check_usable()
+            calls = self.calls if type(array) is np.ndarray else self.calls_on(array)
+            call = calls.get(name, array, given)
+            result = self.run(call, array, out, timeout_s, async_op)
+            if engine.fast_path is not None and not (async_op or self.queue.busy):
+                engine.executables.admit(name, call, array, given)
             return result
 
-    def _run(
-        self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool
-    ) -> Any:
+    def run(self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool) -> Any:
         """Run a call that is one plan, and return its result or its Work."""
         result: Any
         target: Any
         if out is None and call.shape is not None and call.stream is None:
             result = target = np.empty(call.shape, call.dtype)
         else:
-            array, target = self._placed(call, array, out)
+            array, target = self.placed(call, array, out)
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             timeout_s = as_seconds(_name(call), timeout_s)
-        if async_op or call.converts or call.stream is not None or self._queue.busy:
+        if async_op or call.converts or call.stream is not None or self.queue.busy:
 
-            def body(header: bytes) -> Body:
-                yield from move(self._engine, call, array, target, header)
+            def body(header: bytes) -> Polled:
+                yield from move(self.engine, call, array, target, header)
                 return result
 
-            return self._engine.run(call, body, timeout_s, async_op, call.stream)
-        self._engine.run_now(call, array, target, timeout_s)
+            return self.engine.run(call, body, timeout_s, async_op, call.stream)
+        self.engine.run_now(call, array, target, timeout_s)
         return result
 
-    def _calls_on(self, array: Any) -> Calls:
+    def calls_on(self, array: Any) -> Calls:
         """Return the calls on arrays in the same place: host memory, or a GPU."""
         gpu = None if type(array) is np.ndarray else gpu_of(array)
-        return self._calls if gpu is None else self._calls_on_gpu(gpu)
+        return self.calls if gpu is None else self.calls_on_gpu(gpu)
 
-    def _calls_on_gpu(self, gpu: int) -> Calls:
+    def calls_on_gpu(self, gpu: int) -> Calls:
         calls = self._on_gpus.get(gpu)
         if calls is None:
-            shared = None if self.config.memory is None else self._calls
-            device, free = open_gpu(gpu), self._engine.discard
-            calls = Calls(self._topology, device, self._given, free, shared)
+            shared = None if self.config.memory is None else self.calls
+            device, free = open_gpu(gpu), self.engine.discard
+            calls = Calls(self._topology, device, self.given, free, shared)
             self._on_gpus[gpu] = calls
         return calls
 
-    def _placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
+    def placed(self, call: Call, array: Any, out: Any) -> tuple[Any, Any]:
         """Return the arrays to read and to write: the same one twice for a call in place."""
         device = call.device
         if call.shape is None or out is None:
@@ -176,7 +170,7 @@ class Runner:
             return (array if call.op is None else array.copy()), out
         return (out, out) if is_input(name, device, array, out, call.in_place) else (array, out)
 
-    def _all_reduce_list(
+    def all_reduce_list(
         self,
         members: Sequence[Any],
         given: Mapping[str, Any],
@@ -184,42 +178,43 @@ class Runner:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        with self._queue.lock:
+        with self.queue.lock:
             arrays = members_of(members)
             check_together("all_reduce", arrays)
-            calls = self._calls_on(arrays[0] if arrays else NOTHING)
-            self._engine.check_usable()
+            calls = self.calls_on(arrays[0] if arrays else NOTHING)
+            self.engine.check_usable()
             fused = calls.all_reduce_list(arrays, given)
             targets = _list_targets(calls.device, arrays, out)
             timeout_s = as_seconds("all_reduce", timeout_s)
             results = targets if out is None else out
 
-            def body(header: bytes) -> Body:
-                yield from reduce_list(self._engine, fused, arrays, targets, header)
+            def body(header: bytes) -> Polled:
+                yield from reduce_list(self.engine, fused, arrays, targets, header)
                 return results
 
-            done = self._engine.run(fused, body, timeout_s, async_op, calls.device.stream)
-            if calls is self._calls and not (async_op or self._queue.busy):
-                self._engine.executables.admit_list(fused, arrays, given)
+            done = self.engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            if calls is self.calls and not (async_op or self.queue.busy):
+                self.engine.executables.admit_list(fused, arrays, given)
             return done
 
-    def _share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
+    def share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
         """Make the blocks of a shared array.  Collective; ranks compare the arguments."""
         arguments = ("array", shape_text(shape, dtype)), ("owner", str(owner))
 
         def collect(mine: bytes) -> bytes:
-            call = self._calls.exchange("shared", arguments, len(mine))
-            rows = self._run(call, np.frombuffer(mine, np.uint8), None, None, False)
+            call = self.calls.exchange("shared", arguments, len(mine))
+            rows = self.run(call, np.frombuffer(mine, np.uint8), None, None, False)
             everybody: bytes = rows.tobytes()
             return everybody
 
         nbytes = prod(shape) * dtype.itemsize
-        how = self._crowded, self._timeout_s, self._job_ranks
-        with self._queue.lock:
-            self._engine.check_usable()
+        transport = self.engine.transport
+        how = transport.yielding.crowded, self.timeout_s, transport.job_ranks
+        with self.queue.lock:
+            self.engine.check_usable()
             return share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
 
-    def _gather_unknown(
+    def gather_unknown(
         self,
         name: str,
         array: np.ndarray,
@@ -243,7 +238,7 @@ class Runner:
         how = lengths, call_for, out, timeout_s, async_op
         return self._exchange_counts(name, array, root, algorithm, array.shape[:1], *how)
 
-    def _all_to_all_unknown(
+    def all_to_all_unknown(
         self,
         array: np.ndarray,
         counts: tuple[int, ...],
@@ -289,43 +284,43 @@ class Runner:
 
         A wrong `out` on one rank raises on all.
         """
-        with self._queue.lock:
-            self._engine.check_usable()
-            calls = self._calls_on(array)
-            first = self._calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
+        with self.queue.lock:
+            self.engine.check_usable()
+            calls = self.calls_on(array)
+            first = self.calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
             timeout_s = as_seconds(name, timeout_s)
             empty = _maker_of_results(calls.device)
             view = None if out is None else _gathered(name, calls.device, array, out)
 
-            def body(header: bytes) -> Body:
+            def body(header: bytes) -> Polled:
                 then = lengths, partial(call_for, calls)
                 result = yield from exchange_counts(
-                    self._engine, first, counts, *then, array, view, empty, header
+                    self.engine, first, counts, *then, array, view, empty, header
                 )
                 return out if result is view and out is not None else result
 
-            return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
+            return self.engine.run(first, body, timeout_s, async_op, calls.device.stream)
 
-    def _scatter_unknown(
+    def scatter_unknown(
         self, x: Any, root: int, out: Any, algorithm: str, timeout_s: float | None, async_op: bool
     ) -> Any:
         """Announce the root's shape and dtype, then scatter."""
-        with self._queue.lock:
-            self._engine.check_usable()
-            first = self._calls.announcement(root, ANNOUNCED_BYTES, algorithm)
+        with self.queue.lock:
+            self.engine.check_usable()
+            first = self.calls.announcement(root, ANNOUNCED_BYTES, algorithm)
             array = self._to_scatter(x, root)
             view = None if out is None else as_out("scatter", out, out if array is None else array)
             if view is not None:
                 check_out("scatter", view, view.shape, view.dtype)
-            calls = self._calls_on(next((a for a in (array, view) if a is not None), NOTHING))
+            calls = self.calls_on(next((a for a in (array, view) if a is not None), NOTHING))
             how = calls, array, view, _maker_of_results(calls.device), root, algorithm
             timeout_s = as_seconds("scatter", timeout_s)
 
-            def body(header: bytes) -> Body:
+            def body(header: bytes) -> Polled:
                 part = yield from self._announce_and_scatter(header, first, *how)
                 return out if part is view and out is not None else part
 
-            return self._engine.run(first, body, timeout_s, async_op, calls.device.stream)
+            return self.engine.run(first, body, timeout_s, async_op, calls.device.stream)
 
     def _announce_and_scatter(
         self,
@@ -337,27 +332,27 @@ class Runner:
         empty: Callable[[int | tuple[int, ...], Any], Any],
         root: int,
         algorithm: str,
-    ) -> Body:
+    ) -> Polled:
         """Run a scatter of unknown shape; return this rank's part.
 
         The root's array decides how the data travel.  If it is in host memory, the part for an
         `out` on a GPU goes through host memory, too.
         """
-        on_gpu = calls is not self._calls
-        shape, dtype, of_gpu = yield from announce(self._engine, first, array, on_gpu, header)
+        on_gpu = calls is not self.calls
+        shape, dtype, of_gpu = yield from announce(self.engine, first, array, on_gpu, header)
         counts = tuple(shard_counts(shape[0], self.size))
         part = counts[self.rank], *shape[1:]
         fits = out is not None and (out.shape, out.dtype) == (part, dtype)
         through_host = on_gpu and not of_gpu
         if of_gpu and not on_gpu:
-            calls = self._messages
+            calls = self._by_messages
         elif through_host:
-            calls, empty = self._calls, np.empty
+            calls, empty = self.calls, np.empty
         target = out if out is not None and fits and not through_host else empty(part, dtype)
         given = {"root": root, "counts": counts, "algorithm": algorithm}
         call = calls.get("scatter", target if array is None else array, given)
         source = target[:0] if array is None else array
-        yield from self._engine.advance(call, source, target, header)
+        yield from self.engine.advance(call, source, target, header)
         if out is None or target is out:
             return target
         if not fits:
@@ -368,7 +363,7 @@ class Runner:
         from_host("scatter", target, out)
         return out
 
-    def _counted_to_scatter(self, x: Any, root: int, out: Any) -> np.ndarray:
+    def counted_to_scatter(self, x: Any, root: int, out: Any) -> np.ndarray:
         """Return the root's array on the root, `out` as an array on other ranks."""
         check_selectors("scatter", root=root)
         check_root("scatter", root, self.size)
@@ -402,7 +397,7 @@ class Runner:
             raise ValueError("scatter: got a 0-d array; it has no first axis to split along")
         return array
 
-    def _meet(
+    def meet(
         self,
         name: str,
         arguments: tuple[tuple[str, str], ...],
@@ -410,18 +405,18 @@ class Runner:
         async_op: bool = False,
     ) -> Any:
         """Make a barrier with a name of its own, and compare `arguments` between all ranks."""
-        with self._queue.lock:
-            self._engine.check_usable()
-            call = self._calls.meeting(name, arguments)
+        with self.queue.lock:
+            self.engine.check_usable()
+            call = self.calls.meeting(name, arguments)
             if not async_op:
-                self._run(call, NOTHING, None, timeout_s, False)
+                self.run(call, NOTHING, None, timeout_s, False)
                 return None
             timeout_s = as_seconds(name, timeout_s)
 
-            def body(header: bytes) -> Body:
-                yield from move(self._engine, call, NOTHING, NOTHING, header)
+            def body(header: bytes) -> Polled:
+                yield from move(self.engine, call, NOTHING, NOTHING, header)
 
-            return self._engine.run(call, body, timeout_s, async_op=True)
+            return self.engine.run(call, body, timeout_s, async_op=True)
 
 
 def _check_expected(table: Table) -> None:

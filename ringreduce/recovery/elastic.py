@@ -174,7 +174,7 @@ class _Member:
             self._saver.close()
             self._saver = None
         with suppress(PeerLostError, PeerTimeoutError):  # ranks that are lost now miss nothing
-            comm.close_at_end_of("the call of elastic")
+            comm._ending.close("the call of elastic")
 
     def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
         """Return the communicator, and the State with the arrays to begin with."""
@@ -236,7 +236,7 @@ class _Member:
                 answer = self._ask("shrunk", size=made.size)
             if answer.kind == "member":
                 assert made is not None
-                made.replace_world()
+                made._engine.transport.replace_world()
                 skip_finalize()
                 fields = {**self._answer.fields, **answer.fields}
                 self._answer = Message(answer.kind, fields, answer.files)

@@ -18,7 +18,7 @@ class Pace:
 
     def __init__(self, comm: Communicator, tell: Callable[[int, float], None]) -> None:
         """Call ``tell(step, seconds)`` after each step that was measured."""
-        self._comm, self._tell = comm, tell
+        self._queue, self._tell = comm._engine.queue, tell
         self._since: float | None = None
         """When the measured step began; None: none is measured."""
 
@@ -27,13 +27,13 @@ class Pace:
         if self._since is not None:
             seconds = time.perf_counter() - self._since
             self._since = None
-            self._tell(step, max(0.0, seconds - self._comm.end_meter()))
+            self._tell(step, max(0.0, seconds - self._queue.end_meter()))
         elif step % _EVERY == 0:
-            self._comm.begin_meter()
+            self._queue.begin_meter()
             self._since = time.perf_counter()
 
     def close(self) -> None:
         """Measure no more."""
         if self._since is not None:
             self._since = None
-            self._comm.end_meter()
+            self._queue.end_meter()

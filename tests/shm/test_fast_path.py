@@ -865,7 +865,7 @@ def test_a_thread_that_wants_the_lock_gets_it():
             for _ in range(30):
                 comm.empty(10, np.float32)
                 comm.explain(8)
-                with comm._queue.lock:
+                with comm._engine.queue.lock:
                     time.sleep(0)
             done.set()
 
