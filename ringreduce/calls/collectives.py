@@ -410,11 +410,12 @@ class Collectives:
             >>> rr.spawn(lambda comm: comm.barrier(), 2)
             [None, None]
         """
-        runner = self._runner
+        runner, engine = self._runner, self._runner.engine
         work = runner.meet("barrier", (), timeout_s, async_op)
-        with runner.queue.lock:
-            if not runner.queue.busy:
-                runner.engine.executables.admit_barrier(runner.calls.meeting("barrier", ()))
+        if engine.fast_path is not None:
+            with engine.queue.lock:
+                if not engine.queue.busy:
+                    engine.executables.admit_barrier(runner.calls.meeting("barrier", ()))
         return work
 
 

@@ -68,7 +68,7 @@ class Ending:
             before()
         with engine.queue.lock:
             if engine.ended is None:
-                engine.check_allowed()
+                engine.refusals.check()
             engine.agreement.end_of = end_of
             engine.queue.drain()
             if engine.ended is None:
@@ -148,7 +148,7 @@ class Ending:
 
     def check_shrinkable(self) -> None:
         """Raise ValueError if the communicator is closed, or this thread's calls are refused."""
-        self.engine.check_allowed()
+        self.engine.refusals.check()
         ended = self.engine.ended
         if isinstance(ended, ValueError) and not self._is_superseded:
             raise ended.with_traceback(None)

@@ -96,7 +96,7 @@ class Engine:
         self.running = self.executables.running
         self._discarded: deque[Call] = deque()
         """Calls whose executables are freed when no call is under way."""
-        self._refusals = refusals_here()
+        self.refusals = refusals_here()
         self.queue = CallQueue(self._wait, transport.yielding, transport.threads)
         self.endpoint = self._make_endpoint(segments, config, timeout_s)
         """The messages between two ranks."""
@@ -114,7 +114,7 @@ class Engine:
                 self._on_orphaned,
                 view_of_all,
                 self.size,
-                self._refusals.address,
+                self.refusals.address,
             )
         self._lock = self.queue.lock
         _heed_forks()
@@ -127,7 +127,7 @@ class Engine:
         road: Road
         if segments is not None and segments.single_copy:
             assert memory is not None
-            road = MailboxRoad(segments, transport.rank, memory.crowded, self._refusals.address)
+            road = MailboxRoad(segments, transport.rank, memory.crowded, self.refusals.address)
             how = transport.pause, transport.yielding, True
         else:
             channel = transport.channel()
@@ -155,19 +155,15 @@ class Engine:
             reason = "an exception came in the middle of a call"
             self.break_off(PeerLostError(reason), reason)
 
-    def check_allowed(self) -> None:
-        """Raise ValueError if calls of this thread are refused."""
-        self._refusals.check()
-
     def check_open(self) -> None:
         """Raise an error if this thread can begin no message."""
-        self._refusals.check()
+        self.refusals.check()
         if self.ended is not None:
             raise self.ended.with_traceback(None)
 
     def check_usable(self) -> None:
         """Raise an error if this thread, which holds the queue's lock, can make no call now."""
-        self._refusals.check()
+        self.refusals.check()
         self._check_able()
 
     def _check_able(self) -> None:
@@ -328,7 +324,7 @@ class Engine:
             text = f"{call_text([call.collective, call.arguments])} of {self.origin}"
             others.extend(_engines)
         for other in others:
-            mine = other is not self and other._refusals is self._refusals
+            mine = other is not self and other.refusals is self.refusals
             if mine and other._lock.acquire(blocking=False):
                 try:
                     with contextlib.suppress(Exception):  # the next call there raises it

@@ -141,12 +141,12 @@ class Executables:
         for blocks in self._blocks.values():
             blocks.close()
 
-    # --- the fast path: the queue is empty ---
+    # --- the fast path: there is one, and no call is queued ---
 
     def admit(
         self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
     ) -> None:
-        """Admit a call to the fast path, which there is, after it was made on `array`."""
+        """Admit a call to the fast path after the general path has made it on `array`."""
         path = self.fast_path
         assert path is not None
         if call.takes_out:
@@ -162,7 +162,8 @@ class Executables:
     ) -> None:
         """Admit an all-reduce of a list to the fast path after the general path has made it."""
         path = self.fast_path
-        if path is None or not any(array.size for array in arrays):
+        assert path is not None
+        if not any(array.size for array in arrays):
             return
         dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
         key = key_of("all_reduce", dtype, shapes, arguments, is_list=True)
@@ -180,7 +181,8 @@ class Executables:
     def admit_barrier(self, call: Call) -> None:
         """Admit a barrier to the fast path after the general path has made it."""
         path = self.fast_path
-        if path is not None and not path.has_barrier:
+        assert path is not None
+        if not path.has_barrier:
             admitted = self._compiled_call(call, [call])
             if admitted is not None:
                 path.admit_barrier(admitted)

@@ -290,37 +290,33 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
             time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
 
 
-class _Meter:
-    """The seconds that a thread spends in its ``with`` blocks."""
+class _MeteredLock:
+    """A lock that a thread holds to make a call; measures the seconds from before it is acquired.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    Another thread must make no calls meanwhile.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.seconds = lock, 0.0
         self._depth, self._since = 0, 0.0
 
     def __enter__(self) -> None:
+        self.begin()
+        self.lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.__exit__(*error)
+        self.end()
+
+    def begin(self) -> None:
         if not self._depth:
             self._since = time.perf_counter()
         self._depth += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         self._depth -= 1
         if not self._depth:
             self.seconds += time.perf_counter() - self._since
-
-
-class _MeteredLock:
-    """A lock whose holder makes a call: the time from before it is acquired is measured."""
-
-    def __init__(self, lock: Any, meter: _Meter) -> None:
-        self._lock, self._meter = lock, meter
-
-    def __enter__(self) -> None:
-        self._meter.__enter__()
-        self._lock.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.__exit__(*error)
-        self._meter.__exit__()
 
 
 class CallQueue:
@@ -329,9 +325,8 @@ class CallQueue:
     def __init__(self, wait: Callable[[int, int], None], yielding: Yielding, threads: bool) -> None:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
-        self._unmetered: Any = None
-        """The lock in whose place there is a metered one."""
-        self._meter: _Meter | None = None
+        self._meter: _MeteredLock | None = None
+        """In the place of the lock, while the calls of a thread are measured."""
         self._wait, self._yielding, self._threads = wait, yielding, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -440,8 +435,14 @@ class CallQueue:
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
-        with self._meter or nullcontext():
+        meter = self._meter
+        if meter is None:
             return self._wait_for(completed, timeout_s)
+        meter.begin()
+        try:
+            return self._wait_for(completed, timeout_s)
+        finally:
+            meter.end()
 
     def _wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         if self._threads and not self.in_callback:
@@ -456,18 +457,16 @@ class CallQueue:
     def begin_meter(self) -> None:
         """Measure the calls of this thread, which makes none now, until `end_meter`.
 
-        Another thread must make no calls meanwhile.  Messages between two ranks are not measured.
-        All calls take the general path meanwhile.
+        They take the general path.  Messages between two ranks are not measured.
         """
         refusals_here().keep_general()
-        self._meter, self._unmetered = _Meter(), self.lock
-        self.lock = _MeteredLock(self.lock, self._meter)
+        self.lock = self._meter = _MeteredLock(self.lock)
 
     def end_meter(self) -> float:
         """Return the seconds that this thread has spent in calls since `begin_meter`."""
         meter = self._meter
         assert meter is not None
-        self.lock, self._meter = self._unmetered, None
+        self.lock, self._meter = meter.lock, None
         refusals_here().end_general()
         return meter.seconds
 

@@ -60,14 +60,13 @@ class Refusals:
             raise ValueError(self._reason)
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.refusals = Refusals()
-
-
-_of_thread = _OfThread()
+_of_thread = threading.local()
 
 
 def refusals_here() -> Refusals:
     """Return the `Refusals` of this thread."""
-    return _of_thread.refusals
+    try:
+        here: Refusals = _of_thread.refusals
+    except AttributeError:
+        here = _of_thread.refusals = Refusals()
+    return here

@@ -178,23 +178,25 @@ class Runner:
         timeout_s: float | None,
         async_op: bool,
     ) -> Any:
-        with self.queue.lock:
+        engine = self.engine
+        with engine.queue.lock:
             arrays = members_of(members)
             check_together("all_reduce", arrays)
             calls = self.calls_on(arrays[0] if arrays else NOTHING)
-            self.engine.check_usable()
+            engine.check_usable()
             fused = calls.all_reduce_list(arrays, given)
             targets = _list_targets(calls.device, arrays, out)
             timeout_s = as_seconds("all_reduce", timeout_s)
             results = targets if out is None else out
 
             def body(header: bytes) -> Polled:
-                yield from reduce_list(self.engine, fused, arrays, targets, header)
+                yield from reduce_list(engine, fused, arrays, targets, header)
                 return results
 
-            done = self.engine.run(fused, body, timeout_s, async_op, calls.device.stream)
-            if calls is self.calls and not (async_op or self.queue.busy):
-                self.engine.executables.admit_list(fused, arrays, given)
+            done = engine.run(fused, body, timeout_s, async_op, calls.device.stream)
+            is_fast = engine.fast_path is not None and calls is self.calls
+            if is_fast and not (async_op or engine.queue.busy):
+                engine.executables.admit_list(fused, arrays, given)
             return done
 
     def share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
@@ -284,8 +286,9 @@ class Runner:
 
         A wrong `out` on one rank raises on all.
         """
-        with self.queue.lock:
-            self.engine.check_usable()
+        engine = self.engine
+        with engine.queue.lock:
+            engine.check_usable()
             calls = self.calls_on(array)
             first = self.calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
             timeout_s = as_seconds(name, timeout_s)
@@ -295,11 +298,11 @@ class Runner:
             def body(header: bytes) -> Polled:
                 then = lengths, partial(call_for, calls)
                 result = yield from exchange_counts(
-                    self.engine, first, counts, *then, array, view, empty, header
+                    engine, first, counts, *then, array, view, empty, header
                 )
                 return out if result is view and out is not None else result
 
-            return self.engine.run(first, body, timeout_s, async_op, calls.device.stream)
+            return engine.run(first, body, timeout_s, async_op, calls.device.stream)
 
     def scatter_unknown(
         self, x: Any, root: int, out: Any, algorithm: str, timeout_s: float | None, async_op: bool
@@ -405,8 +408,9 @@ class Runner:
         async_op: bool = False,
     ) -> Any:
         """Make a barrier with a name of its own, and compare `arguments` between all ranks."""
-        with self.queue.lock:
-            self.engine.check_usable()
+        engine = self.engine
+        with engine.queue.lock:
+            engine.check_usable()
             call = self.calls.meeting(name, arguments)
             if not async_op:
                 self.run(call, NOTHING, None, timeout_s, False)
@@ -414,9 +418,9 @@ class Runner:
             timeout_s = as_seconds(name, timeout_s)
 
             def body(header: bytes) -> Polled:
-                yield from move(self.engine, call, NOTHING, NOTHING, header)
+                yield from move(engine, call, NOTHING, NOTHING, header)
 
-            return self.engine.run(call, body, timeout_s, async_op=True)
+            return engine.run(call, body, timeout_s, async_op=True)
 
 
 def _check_expected(table: Table) -> None:
