@@ -58,7 +58,7 @@ _BY_FILE = {
     "calls/queue.py": _WORK,
     "calls/ending.py": _WORK,
     "calls/executables.py": _WORK,
-    "calls/compound.py": _WORK,
+    "calls/runner.py": _WORK,
     "algorithms/doubling.py": ("tests/schedules/test_check.py",),
     "algorithms/tree.py": ("tests/schedules/test_check.py",),
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.calls import compound
 from ringreduce.calls.arguments import (
     as_counts,
     as_row_or_matrix,
@@ -240,9 +241,8 @@ class Collectives:
         if counts is not None:
             how = {"counts": as_counts("all_gather", counts), "algorithm": algorithm}
             return self._runner.make("all_gather", array, how, out, timeout_s, async_op)
-        return self._runner.gather_unknown(
-            "all_gather", array, None, algorithm, out, timeout_s, async_op
-        )
+        rest = algorithm, out, timeout_s, async_op
+        return compound.gather(self._runner, "all_gather", array, None, *rest)
 
     def gather(
         self,
@@ -282,9 +282,8 @@ class Collectives:
         if counts is not None:
             how = {"root": root, "counts": as_counts("gather", counts), "algorithm": algorithm}
             return self._runner.make("gather", array, how, out, timeout_s, async_op)
-        return self._runner.gather_unknown(
-            "gather", array, root, algorithm, out, timeout_s, async_op
-        )
+        rest = algorithm, out, timeout_s, async_op
+        return compound.gather(self._runner, "gather", array, root, *rest)
 
     def scatter(
         self,
@@ -329,7 +328,7 @@ class Collectives:
         """
         check_selectors("scatter", root=root, algorithm=algorithm)
         if counts is None:
-            return self._runner.scatter_unknown(x, root, out, algorithm, timeout_s, async_op)
+            return compound.scatter(self._runner, x, root, out, algorithm, timeout_s, async_op)
         array = self._runner.counted_to_scatter(x, root, out)
         how = {"root": root, "counts": as_counts("scatter", counts), "algorithm": algorithm}
         return self._runner.make("scatter", array, how, out, timeout_s, async_op)
@@ -383,9 +382,8 @@ class Collectives:
             array = at_least_1d(array)
             row, matrix = as_row_or_matrix("all_to_all", counts)
             if row is not None:
-                return self._runner.all_to_all_unknown(
-                    array, row, algorithm, out, timeout_s, async_op
-                )
+                rest = algorithm, out, timeout_s, async_op
+                return compound.all_to_all(self._runner, array, row, *rest)
         how = {"counts": matrix, "algorithm": algorithm}
         return self._runner.make("all_to_all", array, how, out, timeout_s, async_op)
 

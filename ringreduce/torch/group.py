@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
+from ringreduce.calls import compound
 from ringreduce.cores import cores
 from ringreduce.errors import counted
 from ringreduce.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
@@ -350,7 +351,7 @@ class RingReduceGroup(NamedGroup):
         """Send the pieces `xs` of `x` to the ranks; receive pieces as large as `outs` in `room`."""
         counts, expected = tuple(each.size for each in xs), [each.size for each in outs]
         how = {"algorithm": "auto", "out": room, "expected": expected, **_how(opts)}
-        return self.comm._runner.all_to_all_unknown(x, counts, **how)
+        return compound.all_to_all(self.comm._runner, x, counts, **how)
 
     # --- messages between two ranks ---
 

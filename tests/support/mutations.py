@@ -324,7 +324,7 @@ MUTATIONS = [
     ),
     Mutation(
         "list-laid-on-itself",
-        "calls/compound.py",
+        "calls/runner.py",
         "            at += array.size\n",
         "            at += 0\n",
         "The arrays of a list are laid on top of each other.",
