@@ -105,7 +105,9 @@ def _exchange(
     with engine.queue.lock:
         engine.check_usable()
         calls = runner.calls_on(array)
-        first = runner.calls.exchange_counts(name, array, algorithm, root, calls.memory_kind)
+        first = runner.calls.exchange_counts(
+            name, array.dtype, array.shape[1:], algorithm, root, calls.memory_kind
+        )
         timeout_s = as_seconds(name, timeout_s)
         empty = _maker_of_results(calls.device)
         view = None if out is None else _gathered(name, calls.device, array, out)

@@ -19,7 +19,7 @@ from ringreduce.errors import PeerLostError, RingReduceError
 
 _LEAVING_S = 1.0
 """Seconds that a call under way may take to notice that this rank leaves."""
-ANNOUNCED = 6
+_ANNOUNCED = 6
 """The most dropped communicators that a rank announces in one exchange."""
 
 
@@ -190,7 +190,7 @@ def _is_within_call() -> bool:
 # --- communicators that a program drops ---
 
 
-ANNOUNCED = 6
+_ANNOUNCED = 6
 """The most communicators that a rank announces in one exchange."""
 
 
@@ -242,7 +242,7 @@ class Parts:
         """Return the numbers that this rank announces, with zeros behind them."""
         made = self.made.items()
         new = [n for n, part in made if self._rank in part.left and part.is_dropped()]
-        return [*new, *[0] * ANNOUNCED][:ANNOUNCED]
+        return [*new, *[0] * _ANNOUNCED][:_ANNOUNCED]
 
     def close_dropped(self, announced: Sequence[Sequence[int]]) -> None:
         """End an exchange in which each rank has `announced` the numbers in its row."""

@@ -87,9 +87,7 @@ class Work(Generic[T]):
         self._raised: Exception | None = None
         """The first exception that a callback raised."""
         self.began_s: float | None = None
-        """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
-        """Seconds that the call ran; None while it is not over."""
 
     def done(self) -> bool:
         """Return whether the call is over, with a result or an error.  Does not wait.
@@ -434,7 +432,6 @@ class CallQueue:
             lock.__enter__()
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
-        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
         meter = self._meter
         if meter is None:
             return self._wait_for(completed, timeout_s)
