@@ -219,10 +219,10 @@ class _Part(NamedTuple):
 
 
 class Parts:
-    """The communicators that the ranks of a parent have made, one in each exchange of all of them.
+    """The communicators that a parent has made: at most one in each exchange of all its ranks.
 
-    In an exchange a rank announces which of them its program has dropped.  Once all ranks of a
-    communicator have announced it, they close it in that exchange, in which all of them are.
+    In an exchange a rank announces which of them its program has dropped.  The ranks of a
+    communicator close it in the exchange in which the last of them announces it.
     """
 
     def __init__(self, rank: int) -> None:

@@ -280,7 +280,7 @@ class Engine:
     def free_discarded(self) -> None:
         """Free the executables of discarded calls, at the beginning of a call.
 
-        A discarded call that is queued makes its executable anew in its turn.
+        A discarded call that is queued makes a new executable in its turn.
         """
         while self._discarded:
             call = self._discarded.popleft()

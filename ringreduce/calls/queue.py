@@ -423,7 +423,7 @@ class CallQueue:
 
     @contextmanager
     def unlocked(self) -> Iterator[None]:
-        """Release the lock, which the caller holds once, for a while."""
+        """Release the lock, which the caller holds once, within the block."""
         lock = self.lock
         lock.__exit__(None, None, None)
         try:
