@@ -186,6 +186,19 @@ def test_every_public_name_is_there():
     assert all(hasattr(rr, name) for name in rr.__all__)
 
 
+# --- the names of classes -------------------------------------------------------------------------
+
+
+def test_no_two_classes_have_one_name():
+    owners: dict[str, set[str]] = {}
+    for module in SOURCES:
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.ClassDef):
+                owners.setdefault(node.name, set()).add(module)
+    both_public = {"Step"}  # of a schedule, and of `rr.train`
+    assert {name for name, modules in owners.items() if len(modules) > 1} == both_public
+
+
 # --- other packages -------------------------------------------------------------------------------
 
 

@@ -20,15 +20,14 @@ from ringreduce.config import Config
 from ringreduce.control.executable import Control, Executable
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Arithmetic
-from ringreduce.messages.executor import Executable as MessagesExecutable
+from ringreduce.messages.executor import MessageExecutable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.planning.plan import Plan
 from ringreduce.shm.allocator import Arena
-from ringreduce.shm.executable import Executable as ShmExecutable
+from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.fast_path import SCATTER_TO_OUT, CompiledCall, FastPath, key_of
+from ringreduce.shm.gpu_staging import GpuExecutable, PinnedPieces
 from ringreduce.shm.list_table import ListTable
-from ringreduce.shm.pieces import Blocks
-from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
 from ringreduce.transports.base import ABANDONED, Transport
@@ -54,7 +53,7 @@ class Executables:
         self.arena = None if segments is None else Arena(segments.arena)
         """Allocates arrays that the other ranks reach.  None: the ranks share no memory, or a rank
         is lost: one that was stopped may go on, and write to the memory of its peers."""
-        self._blocks: dict[Device, Blocks] = {}
+        self._blocks: dict[Device, PinnedPieces] = {}
         """Pinned host memory for calls on a GPU, by device."""
         self.shared_memory: SharedMemory | None = None
         """The memory that all ranks of the communicator share; None if they share none."""
@@ -104,8 +103,8 @@ class Executables:
         call.plan = call.pieces[0][0]  # errors show its schedule
         blocks = self._blocks.get(call.device)
         if blocks is None:
-            blocks = self._blocks[call.device] = Blocks(self.reachable, call.stream)
-        return PiecesExecutable(pieces, call.device, call.wire_dtype, blocks)
+            blocks = self._blocks[call.device] = PinnedPieces(self.reachable, call.stream)
+        return GpuExecutable(pieces, call.device, call.wire_dtype, blocks)
 
     def reachable(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
         """Return an array in this rank's segment, or a private array without space there."""
@@ -133,7 +132,7 @@ class Executables:
             )
         how = arithmetic, call.in_flight, call.staged_bytes
         task = Task(call.plan, device, dtype, call.shapes, *how)
-        return MessagesExecutable(task, self.flows, self._control)
+        return MessageExecutable(task, self.flows, self._control)
 
     def close(self) -> None:
         """Free all memory.  No executable is used any more."""

@@ -19,7 +19,7 @@ from ringreduce.config import as_seconds
 from ringreduce.place import tell_survived
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
-from ringreduce.point_to_point.road import Kind
+from ringreduce.point_to_point.road import DtypeAndShape
 from ringreduce.trace import RECORDERS, waiting
 
 _COMPILED = ("send", "recv", "probe")
@@ -307,7 +307,7 @@ def _sending(
 ) -> Operation:
     array = as_array(where, x)
     check_movable(where, array.dtype)
-    kind = Kind.of(array.dtype, array.shape)
+    kind = DtypeAndShape.of(array.dtype, array.shape)
     data = np.ascontiguousarray(to_host(where, array))
     return _operation(endpoint, where, True, peer, tag, kind, data, data, timeout_s)
 
@@ -319,7 +319,7 @@ def _receiving(
     view = as_writable(where, out)
     check_movable(where, view.dtype)
     check_out(where, view, view.shape, view.dtype)
-    kind = Kind.of(view.dtype, view.shape)
+    kind = DtypeAndShape.of(view.dtype, view.shape)
     direct = isinstance(view, np.ndarray) and view.flags.c_contiguous
     data = view if direct else np.empty(view.shape, view.dtype)
     memory = view if isinstance(view, np.ndarray) else data
@@ -338,7 +338,7 @@ def _operation(
     sends: bool,
     peer: int | None,
     tag: int,
-    kind: Kind,
+    kind: DtypeAndShape,
     data: np.ndarray,
     memory: np.ndarray,
     timeout_s: float | None,

@@ -22,8 +22,6 @@ _DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64", "
 
 @dataclass(frozen=True)
 class Option:
-    """An option, and the words that a shell offers for its value."""
-
     flags: tuple[str, ...]
     help: str
     takes_value: bool
@@ -33,8 +31,6 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A command with its options."""
-
     name: str
     help: str
     options: tuple[Option, ...]
@@ -47,10 +43,10 @@ def script(
     parsers: Mapping[str, argparse.ArgumentParser],
     options_module: Callable[[str], ModuleType | None],
 ) -> str:
-    """Return the script for `shell`: bash, zsh or fish.
+    """Return the script for `shell`: bash, zsh or fish; `parsers` has the parser of each command.
 
-    `parsers` has the parser of each command.  `options_module` returns the module that has the
-    parser of the program that a command starts, or None.
+    `options_module` returns the module with the parser of the program that a command starts, or
+    None.
     """
     commands = [_command(name, parser, options_module(name)) for name, parser in parsers.items()]
     if shell == "fish":
@@ -167,7 +163,6 @@ complete -F _ringreduce ringreduce"""
 
 
 def _bash(commands: Sequence[Command]) -> Iterator[str]:
-    """Yield a function that completes, and its registration."""
     offered = {command.name: _offered(command) for command in commands}
     valued = [(command.name, o) for command in commands for o in command.options if o.takes_value]
     others = [(name, option) for name, option in valued if option.words != _EVERY_ALGORITHM]
@@ -189,12 +184,10 @@ def _offered(command: Command) -> list[str]:
 
 
 def _pattern(options: Sequence[tuple[str, Option]]) -> str:
-    """Return a pattern for the flags of options of commands, such as run:-n|run:-np."""
     return "|".join(f"{name}:{flag}" for name, option in options for flag in option.flags)
 
 
 def _cases(indent: int, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a line for each pattern and the words that are offered for it."""
     return "\n".join(
         f'{" " * indent}{pattern}) words="{" ".join(words)}" ;;' for pattern, words in cases
     )
@@ -204,7 +197,6 @@ def _cases(indent: int, cases: Iterable[tuple[str, Iterable[str]]]) -> str:
 
 
 def _fish(commands: Iterable[Command]) -> Iterator[str]:
-    """Yield one line for each command and option."""
     yield "# Printed by: ringreduce completion fish"
     for command in commands:
         start = "complete -c ringreduce -f -n __fish_use_subcommand"

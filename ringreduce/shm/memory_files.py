@@ -19,15 +19,15 @@ TOKEN_BYTES = 16
 
 
 def new_file() -> int:
-    """Make an empty file; return its descriptor.  Raises AttributeError or OSError if it cannot."""
+    """Make an empty file; return its descriptor.  Raises AttributeError or OSError."""
     return os.memfd_create("ringreduce")
 
 
 def allocate(file: int, nbytes: int) -> None:
-    """Give a file pages for `nbytes`.  Raises OSError if there are none.
+    """Give a file pages for `nbytes`: without pages a write would end the process later.
 
-    Without pages a write would end the process later.  Some containers have no fallocate: there
-    pages come with the writes.
+    Raises OSError if there are none.  Some containers have no fallocate: there pages come with
+    the writes.
     """
     try:
         os.posix_fallocate(file, 0, nbytes)
@@ -38,9 +38,9 @@ def allocate(file: int, nbytes: int) -> None:
 
 
 def map_file(file: int, nbytes: int) -> Any:
-    """Map a file, given its descriptor; return an array of its bytes, which keeps it mapped.
+    """Map a file; return an array of its bytes, which keeps it mapped.
 
-    Raises OSError or ValueError if that is impossible.
+    Raises OSError or ValueError.
     """
     return np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
 
@@ -48,8 +48,8 @@ def map_file(file: int, nbytes: int) -> Any:
 def map_file_of(process: int, file: int, nbytes: int, token: bytes) -> Any:
     """Map the file with descriptor `file` of `process`; None if that is impossible.
 
-    It is impossible too if the file does not begin with `token`: on another host the same process
-    id and descriptor name another file.
+    It is impossible too if the file does not begin with `token`: on another host the same
+    process id and descriptor name another file.
     """
     try:
         there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
