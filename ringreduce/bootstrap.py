@@ -14,8 +14,7 @@ import numpy as np
 from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.calls.engine import Engine
-from ringreduce.calls.parts import Parts
+from ringreduce.calls.ending import Ending, Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError, RingReduceError
@@ -196,7 +195,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
             never_finalize()
         raise
     comm = _assemble(over, placed, given, close_at_exit, never_finalize)
-    parts.add(comm, range(size))
+    parts.add(comm._ending, comm._runner, range(size))
     return comm
 
 
@@ -244,7 +243,7 @@ def _assemble(
     over: Transport,
     placed: Nodes | None,
     given: _Given,
-    adopt: Callable[[Engine], None],
+    adopt: Callable[[Ending], None],
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
@@ -389,7 +388,7 @@ def spawn(
             segments = share_segments(transport) if given.shared_memory else None
             with _communicator(transport, placed, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
-                comm.close_at_end_of("its function")
+                comm._ending.close("its function")
         except BaseException as error:
             failures.append(error)
             failed.set()
@@ -426,7 +425,7 @@ def _in_process(
         rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
     ) as comm:
         result = fn(comm, *args)
-        comm.close_at_end_of("its function")
+        comm._ending.close("its function")
     if rank == 0:
         finish()  # the end of this process calls no exit handlers
     return result
@@ -447,7 +446,7 @@ def _communicator(
     timeout_s: float,
     config: Config,
     segments: Segments | None,
-    adopt: Callable[[Engine], None] | None = None,
+    adopt: Callable[[Ending], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else nodes
     topology = Topology(found, transport.rank)
