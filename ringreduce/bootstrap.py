@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
 from ringreduce.calls.engine import Engine
@@ -24,7 +23,8 @@ from ringreduce.rendezvous import find as find_rendezvous
 from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.shm.segments import Segments, share_segments
-from ringreduce.topology import Nodes, Topology, parse_nodes
+from ringreduce.system import place
+from ringreduce.system.topology import Nodes, Topology, parse_nodes
 from ringreduce.trace import RECORDERS, finish
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport

@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Any, Self
 
 from ringreduce.errors import shown
-from ringreduce.place import RANK_VARIABLES
 from ringreduce.schedules.cost import Profile
+from ringreduce.system.place import RANK_VARIABLES
 from ringreduce.trace import trace_file
 
 

@@ -24,7 +24,7 @@ from ringreduce.calls.engine import Engine
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.launch import job
-from ringreduce.prctl import die_with_parent
+from ringreduce.system.prctl import die_with_parent
 
 _FAREWELL_S = 5.0
 """Seconds that a rank with a broken communicator waits for the other ranks to end."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Self, TextIO
 
-from ringreduce.processes import PARENT, name_of, stat_of
+from ringreduce.system.proc import PARENT, name_of, stat_of
 
 _STARTERS = (
     "mpiexec",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce import rendezvous
-from ringreduce.cores import cores
+from ringreduce.system.cores import cores
 
 _LEVELS = ("single", "funneled", "serialized", "multiple")
 

@@ -34,7 +34,7 @@ from ringreduce.elsewhere import METHODS_ELSEWHERE
 from ringreduce.errors import counted, did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.base import Transport
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from ringreduce.errors import MismatchError, counted
 from ringreduce.planning.plan import shard_counts
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.base import Transport
 
 Body = Generator[bool, None, Any]

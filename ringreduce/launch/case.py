@@ -19,7 +19,7 @@ from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
 from ringreduce.schedules.collectives import IN_PARTS
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.topology import Nodes, parse_nodes
+from ringreduce.system.topology import Nodes, parse_nodes
 
 
 @dataclass(frozen=True)

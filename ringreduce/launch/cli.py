@@ -20,12 +20,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
-from ringreduce.cores import shared_cores
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.supervisor.launcher import Hosts, Job
 from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
 from ringreduce.supervisor.supervisor import run
+from ringreduce.system.cores import shared_cores
 from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 

@@ -20,7 +20,6 @@ from importlib import metadata
 from pathlib import Path
 
 from ringreduce.colours import Colours
-from ringreduce.cores import quota, usable
 from ringreduce.errors import counted
 from ringreduce.launch.probe import Answer, answer_of, ask, command
 from ringreduce.launch.sections import wrapped
@@ -36,6 +35,7 @@ from ringreduce.supervisor.mpiexec import (
     identify,
     installed_wheels,
 )
+from ringreduce.system.cores import quota, usable
 
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ringreduce.config import Environment, Memory
-from ringreduce.cores import usable
 from ringreduce.launch.probe import ask
+from ringreduce.system.cores import usable
 
 
 class VariableError(Exception):

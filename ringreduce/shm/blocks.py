@@ -25,7 +25,6 @@ from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.devices.cpu import address_of as array_address
 from ringreduce.errors import PeerTimeoutError, numbered
-from ringreduce.processes import start_of
 from ringreduce.shm import functions
 from ringreduce.shm.block_access import (
     ADD,
@@ -44,7 +43,8 @@ from ringreduce.shm.block_access import (
     size_of_block,
 )
 from ringreduce.shm.layout import WORD
-from ringreduce.shm.memory_files import TOKEN_BYTES, allocate, map_file_of, new_file
+from ringreduce.system.memory_files import TOKEN_BYTES, allocate, map_file_of, new_file
+from ringreduce.system.proc import start_of
 
 Collect = Callable[[bytes], bytes]
 """Returns the bytes that the ranks pass, in rank order; all pass the same length.  Collective."""

@@ -1,6 +1,6 @@
 """Segments: memory that each rank of a host owns and all ranks of the host map.
 
-Every rank makes a memory file (`shm.memory_files`) and maps it, and the other ranks map it too.
+Every rank makes a memory file (`system.memory_files`) and maps it, and the other ranks map it too.
 Where memory files are forbidden, the transport allocates the segments: threads use memory of their
 process, MPI uses a shared window.
 """
@@ -21,11 +21,11 @@ import numpy as np
 
 from ringreduce.compiler import jit
 from ringreduce.config import COMPILING, DEFAULT_TIMEOUT_S
-from ringreduce.prctl import allow_reads
 from ringreduce.shm.functions import compiles, is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.shm.mailbox import mail_bytes
-from ringreduce.shm.memory_files import TOKEN_BYTES, map_file, map_file_of, new_file
+from ringreduce.system.memory_files import TOKEN_BYTES, map_file, map_file_of, new_file
+from ringreduce.system.prctl import allow_reads
 from ringreduce.transports.base import Transport
 
 _PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringreduce.processes import name_of
+from ringreduce.system.proc import name_of
 from ringreduce.terminal import print_error
 
 SHARED_MEMORY = Path("/dev/shm")

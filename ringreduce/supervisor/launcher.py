@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringreduce.cores import SHARED_CORES, usable
 from ringreduce.errors import counted
-from ringreduce.place import port_of, without
-from ringreduce.prctl import die_with_parent
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, EXPECTED_SIZE, MORE_WORDS, TOKEN
 from ringreduce.supervisor.banner import MpiexecWithoutBanner
 from ringreduce.supervisor.cleanup import remove_stale_session_directory
 from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
 from ringreduce.supervisor.signals import heed_again
+from ringreduce.system.cores import SHARED_CORES, usable
+from ringreduce.system.place import port_of, without
+from ringreduce.system.prctl import die_with_parent
 from ringreduce.terminal import RELAYED_BY
 from ringreduce.trace import TRACE
 
@@ -159,7 +159,7 @@ def rank_environment(
 def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which ranks of several hosts meet.
 
-    On one host the ranks compute these variables themselves (`place.fill`).
+    On one host the ranks compute these variables themselves (`system.place.fill`).
     """
     if not job.hosts:
         return {}
@@ -225,7 +225,7 @@ def _pieces(job: Job) -> list[str]:
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
     # Ranks are not bound where each has a core: all threads of a rank would share one, the progress
-    # thread too.  Ranks that share cores bind themselves, see `ringreduce.cores`.
+    # thread too.  Ranks that share cores bind themselves, see `ringreduce.system.cores`.
     options = ["--bind-to", "none"]
     if job.goes_on:
         options += ["--with-ft", "ulfm"]

@@ -22,9 +22,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringreduce.processes import FLAGS, stat_of
 from ringreduce.recovery.wire import Connection, Message, WireError
-from ringreduce.unix_sockets import peer_process
+from ringreduce.system.proc import FLAGS, stat_of
+from ringreduce.system.unix_sockets import peer_process
 
 _PROCESS_INFO = struct.Struct("Q52xi")
 """``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""

@@ -19,12 +19,12 @@ from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
 
-from ringreduce import unix_sockets
-from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError, counted
-from ringreduce.place import mpi_rank
+from ringreduce.system import unix_sockets
+from ringreduce.system.cores import allowed
+from ringreduce.system.place import mpi_rank
+from ringreduce.system.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
 from ringreduce.transports.base import not_assembled
-from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
 
 Collect = Callable[[bytes], Sequence[bytes]]
 """Passes this rank's bytes, of any length, and returns those of all ranks, in rank order."""

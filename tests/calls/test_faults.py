@@ -19,7 +19,7 @@ from ringreduce.algorithms import build
 from ringreduce.control import agreement
 from ringreduce.control.diagnostics import describe_timeout
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from ringreduce.transports.yielding import WaitClock
 from tests.long.faults import judge

@@ -482,7 +482,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_whose_parent_is_gone_already_ends_itself():
-    code = "from ringreduce.prctl import *; die_with_parent(parent=0); print('alive')"
+    code = "from ringreduce.system.prctl import *; die_with_parent(parent=0); print('alive')"
     ended = python(code)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from ringreduce.place import MPIS, OURS
+from ringreduce.system.place import MPIS, OURS
 
 SHARED_CORES = "RINGREDUCE_SHARED_CORES"
 """The environment variable with the number of cores that the ranks of a host share.

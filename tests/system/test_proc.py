@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringreduce import place
 from ringreduce.launch import doctor
 from ringreduce.picture import output
-from ringreduce.processes import command_of, name_of, start_of, stat_of
 from ringreduce.supervisor import cleanup
 from ringreduce.supervisor.ranks import is_exiting
+from ringreduce.system import place
+from ringreduce.system.proc import command_of, name_of, start_of, stat_of
 from ringreduce.terminal import terminal_of
 from tests.support.mpi import environment
 

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ringreduce.processes import FLAGS, PARENT, stat_of
+from ringreduce.system.proc import FLAGS, PARENT, stat_of
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """The environment variables in which the MPIs' process managers give a process its rank."""
