@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
-from ringreduce.terminal import print_error
+from ringreduce.console.terminal import print_error
 
 FORMAT = "ringreduce checkpoint 1"
 _NAME = re.compile(r"step-\d{9}\.json")

@@ -61,7 +61,7 @@ def under(name: str) -> set[str]:
 # --- the direction of imports ---------------------------------------------------------------------
 
 GROUND = {
-    *("checkpoint", "colours", "config", "elsewhere", "errors", "system", "terminal", "trace"),
+    *("checkpoint", "config", "console", "elsewhere", "errors", "system", "trace"),
 }
 """What every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
@@ -169,7 +169,8 @@ def test_trainers_use_public_names_alone():
         }
         assert ours <= {
             "ringreduce",
-            *(f"ringreduce.{name}" for name in ("checkpoint", "colours", "errors", "terminal")),
+            *(f"ringreduce.{name}" for name in ("checkpoint", "console.colours", "errors")),
+            "ringreduce.console.terminal",
         }, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
@@ -360,10 +361,10 @@ def test_nothing_is_pickled_between_ranks():
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
     launch = {m.removeprefix("ringreduce.") for m in under("launch") | under("supervisor")}
-    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
+    # jit reads Numba's settings, console the kind of the terminal and NO_COLOR,
     # system.cores a variable of its own, recovery.wire the launcher's address, recovery.elastic
     # whether the job goes on after losses.
-    others = {"config", "system.cores", "compiler.jit", "colours", "terminal"}
+    others = {"config", "system.cores", "compiler.jit", "console.colours", "console.terminal"}
     # transports.mpi whether its MPI was started so that ranks can.
     others |= {"recovery.wire", "recovery.elastic", "transports.mpi"}
     # rendezvous what torchrun sets.

@@ -20,13 +20,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
+from ringreduce.console.terminal import print_error, replace_unencodable
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.supervisor.launcher import Hosts, Job
 from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
 from ringreduce.supervisor.supervisor import run
 from ringreduce.system.cores import shared_cores
-from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.trace import TRACE, trace_file
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch.sections import wrapped
+        from ringreduce.console.sections import wrapped
         from ringreduce.supervisor import commands as running
 
         if options.job is not None:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
+from ringreduce.console.sections import wrapped
 from ringreduce.errors import counted
 from ringreduce.launch.probe import Answer, answer_of, ask, command
-from ringreduce.launch.sections import wrapped
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.supervisor.launcher import Job, job_environment, prepared

@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
+from ringreduce.console.sections import columns, print_section, table, wrapped
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
 from ringreduce.launch.case import Case, PipelineRequest, Request
 from ringreduce.launch.host import VariableError
-from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.words import nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.console.terminal import print_error
 from ringreduce.errors import RingReduceError, counted
 from ringreduce.picture import output
 from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
-from ringreduce.terminal import print_error
 from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1

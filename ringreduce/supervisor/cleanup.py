@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ringreduce.console.terminal import print_error
 from ringreduce.system.proc import name_of
-from ringreduce.terminal import print_error
 
 SHARED_MEMORY = Path("/dev/shm")
 HYDRA_FILES = Path("/tmp")

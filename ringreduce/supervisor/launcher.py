@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringreduce.console.terminal import RELAYED_BY
 from ringreduce.errors import counted
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, EXPECTED_SIZE, MORE_WORDS, TOKEN
 from ringreduce.supervisor.banner import MpiexecWithoutBanner
@@ -26,7 +27,6 @@ from ringreduce.supervisor.signals import heed_again
 from ringreduce.system.cores import SHARED_CORES, usable
 from ringreduce.system.place import port_of, without
 from ringreduce.system.prctl import die_with_parent
-from ringreduce.terminal import RELAYED_BY
 from ringreduce.trace import TRACE
 
 _THREAD_COUNTS = (

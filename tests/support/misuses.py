@@ -33,7 +33,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.checkpoint import Folder
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
 from ringreduce.launch import cli, doctor
 from ringreduce.supervisor import mpiexec
 from ringreduce.train import mlp
