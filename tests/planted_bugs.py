@@ -75,7 +75,7 @@ _BY_FILE = {
     "bench/table.py": ("tests/bench/test_bench.py",),
     "picture/timeline.py": ("tests/picture/test_picture.py",),
     "supervisor/launcher.py": ("tests/launch/test_launch.py",),
-    "launch/traces.py": ("tests/launch/test_traces.py",),
+    "trace/traces.py": ("tests/launch/test_traces.py",),
     "launch/explain.py": ("tests/launch/test_explain.py",),
     "launch/doctor.py": ("tests/launch/test_doctor.py",),
     "transports/yielding.py": (

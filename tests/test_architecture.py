@@ -60,9 +60,7 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {
-    *("checkpoint", "config", "console", "elsewhere", "errors", "system", "trace"),
-}
+GROUND = {"config", "console", "errors", "system"}
 """What every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {
@@ -72,6 +70,7 @@ MAY_IMPORT = {
     "schedules": set(),
     "algorithms": {"schedules"},
     "picture": {"schedules"},
+    "trace": {"picture"},
     "pipeline": {"picture", "schedules"},
     "planning": SYMBOLIC,
     "compiler": set(),
@@ -81,28 +80,25 @@ MAY_IMPORT = {
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
     "shm": {"compiler", "control", "devices", "planning", "transports"},
-    "point_to_point": {"compiler", "shm", "transports"},
-    "calls": {*BELOW_CALLS, *SYMBOLIC},
-    "bootstrap": {
-        *("calls", "devices", "launch", "process_exit", "rendezvous", "shm", "supervisor"),
-        "transports",
+    "point_to_point": {"compiler", "shm", "trace", "transports"},
+    "calls": {*BELOW_CALLS, *SYMBOLIC, "trace"},
+    "start": {
+        *("calls", "devices", "launch", "rendezvous", "shm", "supervisor", "trace", "transports"),
     },
-    "process_exit": {"calls", "launch"},
-    "supervisor": {"recovery"},
+    "supervisor": {"recovery", "trace"},
     "launch": {
-        *(*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "supervisor"),
-        "the public names",
+        *(*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "start", "supervisor"),
+        *("trace", "the public names"),
     },
     "__main__": {"launch"},
-    "exact": {"calls", "devices"},
-    "recovery": {"bootstrap", "calls", "process_exit", "shm"},
+    "recovery": {"calls", "shm", "start"},
     "parallel": {"the public names"},
-    "train": {"the public names", "parallel", "picture"},
+    "train": {"the public names", "parallel", "picture", "recovery"},
     "bench": {
         *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
         "schedules",
     },
-    "torch": {"the public names", "calls", "process_exit"},
+    "torch": {"the public names", "calls", "start"},
 }
 """Which packages a package may import, besides itself and the ground."""
 LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}
@@ -169,8 +165,8 @@ def test_trainers_use_public_names_alone():
         }
         assert ours <= {
             "ringreduce",
-            *(f"ringreduce.{name}" for name in ("checkpoint", "console.colours", "errors")),
-            "ringreduce.console.terminal",
+            *(f"ringreduce.{name}" for name in ("console.colours", "console.terminal", "errors")),
+            "ringreduce.recovery.checkpoint",
         }, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
@@ -202,9 +198,11 @@ BENCH = {module.removeprefix("ringreduce.") for module in under("bench")}
 
 
 def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
-    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "bootstrap"}
+    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start.bootstrap"}
     top_level = [
-        n for n in TREES["ringreduce.bootstrap"].body if isinstance(n, (ast.Import, ast.ImportFrom))
+        n
+        for n in TREES["ringreduce.start.bootstrap"].body
+        if isinstance(n, (ast.Import, ast.ImportFrom))
     ]
     assert not any("mpi4py" in ast.unparse(node) for node in top_level)
 
@@ -256,7 +254,7 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     assert others <= for_the_kernels | for_programs
     for package in for_programs:
         importers = importers_of(package)
-        allowed = {"bench", "train", "picture", "checkpoint", "torch"}
+        allowed = {"bench", "train", "picture", "recovery", "torch"}
         assert {name.split(".")[0] for name in importers} <= allowed
 
 
@@ -360,7 +358,7 @@ def test_nothing_is_pickled_between_ranks():
 
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
-    launch = {m.removeprefix("ringreduce.") for m in under("launch") | under("supervisor")}
+    of_jobs = under("launch") | under("start") | under("supervisor")
     # jit reads Numba's settings, console the kind of the terminal and NO_COLOR,
     # system.cores a variable of its own, recovery.wire the launcher's address, recovery.elastic
     # whether the job goes on after losses.
@@ -371,7 +369,7 @@ def test_the_environment_is_read_in_few_places():
     others |= {"rendezvous", "rendezvous.env", "system.place"}
     # torch.registration whether programs that ask for Gloo get this backend.
     others |= {"torch.registration"}
-    assert readers <= {*others, *launch}
+    assert readers <= {*others, *(m.removeprefix("ringreduce.") for m in of_jobs)}
 
 
 # --- and would be found ---------------------------------------------------------------------------

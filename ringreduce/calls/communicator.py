@@ -19,6 +19,7 @@ from ringreduce.calls.arguments import (
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.collectives import planned_call
+from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.parts import Parts
@@ -30,7 +31,6 @@ from ringreduce.config import Config, as_seconds
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
-from ringreduce.elsewhere import METHODS_ELSEWHERE
 from ringreduce.errors import counted, did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments

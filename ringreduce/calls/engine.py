@@ -54,7 +54,7 @@ from ringreduce.shm.pieces import Blocks
 from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
-from ringreduce.trace import ASYNC, CALL, MESSAGE, RECORDERS
+from ringreduce.trace.recorder import ASYNC, CALL, MESSAGE, RECORDERS
 from ringreduce.transports.base import ABANDONED, Transport
 
 Body = Callable[[bytes], Generator[bool, None, Any]]

@@ -19,7 +19,7 @@ from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import Kind
 from ringreduce.system.place import tell_survived
-from ringreduce.trace import RECORDERS, waiting
+from ringreduce.trace.recorder import RECORDERS, waiting
 
 _COMPILED = ("send", "recv", "probe")
 """The methods that may have a compiled entry."""

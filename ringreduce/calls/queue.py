@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ringreduce.calls.meter import Meter, MeteredLock
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.config import as_seconds
-from ringreduce.trace import waiting
+from ringreduce.trace.recorder import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
 Program = Generator[bool, None, Any]

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
+from ringreduce.config import trace_file
 from ringreduce.console.terminal import print_error, replace_unencodable
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
@@ -27,7 +28,7 @@ from ringreduce.supervisor.launcher import Hosts, Job
 from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
 from ringreduce.supervisor.supervisor import run
 from ringreduce.system.cores import shared_cores
-from ringreduce.trace import TRACE, trace_file
+from ringreduce.trace.recorder import TRACE
 
 if TYPE_CHECKING:
     from ringreduce.launch.case import PipelineRequest, Request
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job, rules = _job(options, rest), elastic_options.rules_of(command, options)
         if job.trace is not None:
-            from ringreduce.launch import traces
+            from ringreduce.trace import traces
 
             traces.prepare(job.trace)
         if rules is not None and job.without_mpi:
@@ -204,7 +205,7 @@ def options_module(command: str) -> ModuleType | None:
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     module = options_module(options.command)
     if module is not None:
-        from ringreduce.checkpoint import interrupted_text
+        from ringreduce.recovery.checkpoint import interrupted_text
 
         # Here a wrong option is reported once, and not by every rank.
         given = module.read(rest, f"ringreduce {options.command}")

@@ -22,8 +22,8 @@ from io import TextIOWrapper
 from types import TracebackType
 
 from ringreduce.errors import AllRanksEnd, MismatchError, PeerLostError
-from ringreduce.launch.job import end_job, exit_code_of, install
 from ringreduce.recovery.wire import EXPECTED_SIZE, MORE_WORDS, Connection, to_launcher
+from ringreduce.start.job import end_job, exit_code_of, install
 from ringreduce.system import cores, place
 from ringreduce.system.place import MPIS, RANK_VARIABLES, mpi_rank
 from ringreduce.system.prctl import die_with_parent

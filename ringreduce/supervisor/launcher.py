@@ -27,7 +27,7 @@ from ringreduce.supervisor.signals import heed_again
 from ringreduce.system.cores import SHARED_CORES, usable
 from ringreduce.system.place import port_of, without
 from ringreduce.system.prctl import die_with_parent
-from ringreduce.trace import TRACE
+from ringreduce.trace.recorder import TRACE
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.elsewhere import METHODS_ELSEWHERE
+from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from tests.support.cases import CONFIG
 from tests.support.dropped import facts
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce import bootstrap
 from ringreduce.calls.collectives import ENTRIES
 from ringreduce.compiler.interpreter import let_go_of_object
 from ringreduce.shm import entry
+from ringreduce.start import bootstrap
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)

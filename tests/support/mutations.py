@@ -1079,7 +1079,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clock-of-another-host-turned-round",
-        "launch/traces.py",
+        "trace/traces.py",
         "found.append((error_s, float(theirs) - sent_s - error_s))",
         "found.append((error_s, sent_s + error_s - float(theirs)))",
         "In a trace, the events of another host are at the wrong times.",

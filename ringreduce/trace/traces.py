@@ -1,6 +1,6 @@
 """Make one file of the parts of all ranks: for Chrome and Perfetto, or a picture.
 
-`ringreduce.trace` says what a part is.  Ranks of one host have one clock.  A rank on another host
+`trace.recorder` says what a part is.  Ranks of one host have one clock.  A rank on another host
 compares its own with that of rank 0.
 """
 
@@ -28,7 +28,7 @@ from ringreduce.picture import output
 from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
-from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
+from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
 """Of the messages that compare clocks."""

@@ -1,7 +1,7 @@
 """Record what this rank does over time, for ``--trace`` and RINGREDUCE_TRACE.
 
 The events of a rank are in a file that its process maps, the *part*: they outlive a killed rank.
-`ringreduce.launch.traces` makes one file of the parts of all ranks.
+`trace.traces` makes one file of the parts of all ranks.
 """
 
 from __future__ import annotations
@@ -104,11 +104,3 @@ def span(name: str) -> AbstractContextManager[None]:
     if not isinstance(name, str):
         raise TypeError(f"span: name is of type {type(name).__name__}; pass a str")
     return _Span(name, SPAN) if RECORDERS else _NOTHING
-
-
-def trace_file(text: str) -> Path:
-    """Return the path of a trace.  Raises ValueError for another suffix."""
-    path = Path(text).resolve()
-    if path.suffix not in (".json", ".svg", ".png"):
-        raise ValueError(f"--trace is {text!r}; wanted a name that ends in .json, .svg or .png")
-    return path

@@ -23,7 +23,7 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.calls.engine import Engine
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
-from ringreduce.launch import job
+from ringreduce.start import job
 from ringreduce.system.prctl import die_with_parent
 
 _FAREWELL_S = 5.0

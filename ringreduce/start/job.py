@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.errors import PeerLostError
-from ringreduce.trace import finish
+from ringreduce.trace.recorder import finish
 
 ABORT_DEADLINE_S = 1.0
 """Seconds that MPI_Abort may take before the process ends itself."""

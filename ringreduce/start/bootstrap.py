@@ -25,7 +25,7 @@ from ringreduce.rendezvous.env import of_environment
 from ringreduce.shm.segments import Segments, share_segments
 from ringreduce.system import place
 from ringreduce.system.topology import Nodes, Topology, parse_nodes
-from ringreduce.trace import RECORDERS, finish
+from ringreduce.trace.recorder import RECORDERS, finish
 from ringreduce.transports.base import Transport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 
@@ -167,7 +167,7 @@ class _Given:
 
 def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicator:
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
-    from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
+    from ringreduce.start.process_exit import check_size, close_at_exit, never_finalize, prepare
 
     prepare(given.environment)
     if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
@@ -201,7 +201,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
 
 
 def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
-    from ringreduce.process_exit import close_without_mpi_at_exit, prepare
+    from ringreduce.start.process_exit import close_without_mpi_at_exit, prepare
     from ringreduce.transports.mesh import SeveralHostsError, connect
     from ringreduce.transports.sockets import SocketTransport
 
@@ -251,7 +251,7 @@ def _assemble(
     config, path = given.config, given.environment.trace
     launched = given.environment.expected_size is not None
     if path is not None:
-        from ringreduce.launch import traces
+        from ringreduce.trace import traces
     try:
         if path is not None and over.rank == 0 and not (launched or RECORDERS):
             traces.prepare(path)
@@ -371,8 +371,8 @@ def spawn(
     placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
     given = _checked("spawn", config)
     if processes:
-        from ringreduce import process_exit
         from ringreduce.launch import spawning
+        from ringreduce.start import process_exit
 
         arguments = (fn, args, os.urandom(16).hex(), nodes, timeout_s, given)
         forks = not process_exit.has_begun() and spawning.is_forkable()
