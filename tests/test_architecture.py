@@ -313,6 +313,12 @@ def reads_of_the_environment(tree: ast.AST) -> list[str]:
     ]
 
 
+def mentions_of_proc(tree: ast.AST) -> list[str]:
+    """Return the strings that begin with a path in /proc."""
+    words = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    return [w for w in words if isinstance(w, str) and f"{w}/".startswith("/proc/")]
+
+
 def work_at_import(tree: ast.Module) -> list[str]:
     """Statements at the top of a module that do more than define something."""
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
@@ -372,6 +378,12 @@ def test_the_environment_is_read_in_few_places():
     assert readers <= {*others, *(m.removeprefix("ringreduce.") for m in of_jobs)}
 
 
+def test_one_module_reads_proc():
+    assert [module for module in SOURCES if mentions_of_proc(TREES[module])] == [
+        "ringreduce.system.proc"
+    ]
+
+
 # --- and would be found ---------------------------------------------------------------------------
 
 
@@ -390,6 +402,7 @@ def test_the_environment_is_read_in_few_places():
         (pickling_calls, "self._data.allgather(x)"),
         (reads_of_the_environment, "x = os.environ.get('A')"),
         (reads_of_the_environment, "os.getenv('A')"),
+        (mentions_of_proc, "open(f'/proc/{process}/stat')"),
         (work_at_import, "print('hello')"),
         (work_at_import, "for i in range(3): x = i"),
         (module_state, "def f():\n    global x\n    x = 1"),

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.system.proc import file_of
+
 TOKEN_BYTES = 16
 """Bytes of a random token, by which a process recognises a file.  The file begins with it."""
 
@@ -52,7 +54,7 @@ def map_file_of(process: int, file: int, nbytes: int, token: bytes) -> Any:
     id and descriptor name another file.
     """
     try:
-        there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+        there = os.open(file_of(process, file), os.O_RDWR)
     except OSError:
         return None
     try:

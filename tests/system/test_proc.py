@@ -19,9 +19,8 @@ from ringreduce.console.terminal import terminal_of
 from ringreduce.launch import doctor
 from ringreduce.picture import output
 from ringreduce.supervisor import cleanup
-from ringreduce.supervisor.ranks import is_exiting
 from ringreduce.system import place
-from ringreduce.system.proc import command_of, name_of, start_of, stat_of
+from ringreduce.system.proc import command_of, is_exiting, name_of, start_of, stat_of
 from tests.support.mpi import environment
 
 FIRST_THREAD_ENDS = """
