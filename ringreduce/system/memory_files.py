@@ -1,8 +1,11 @@
 """Memory files: memory that processes of one host map, and that no folder has.
 
-The process that makes a file passes its process id and file descriptor to the others, which open
-the file through /proc.  The kernel frees the memory when the last process that maps it has ended or
-has unmapped it, even if it is killed.
+Ranks `exchange` their files: each passes its process id and file descriptor to the others, which
+open the file through /proc.  Where a Unix socket joins two processes, the descriptor itself is sent
+(`recovery.wire`, `transports.streams`): it also reaches another container, and outlives its sender.
+
+The kernel frees the memory when the last process that maps it has ended or has unmapped it, even if
+it is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from typing import Any
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +23,29 @@ from ringreduce.system.proc import file_of
 
 TOKEN_BYTES = 16
 """Bytes of a random token, by which a process recognises a file.  The file begins with it."""
+Collect = Callable[[bytes], bytes]
+"""Returns the bytes that the ranks pass, in rank order; all pass the same length.  Collective."""
+_PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")
+"""The fields of a `RankFile`."""
+
+
+class RankFile(NamedTuple):
+    """Where the memory file of a rank is."""
+
+    process: int
+    """Process id of the rank."""
+    file: int
+    """Descriptor of the file in that process; below 0 if the rank has no file."""
+    nbytes: int
+    fact: int
+    """A number for the other ranks."""
+    token: bytes
+    """The first bytes of the file."""
+
+    def exchange(self, collect: Collect) -> list[RankFile]:
+        """Return the files of all ranks, given this rank's.  Collective."""
+        places = collect(_PLACE.pack(*self))
+        return [RankFile(*fields) for fields in _PLACE.iter_unpack(places)]
 
 
 def new_file() -> int:
@@ -47,20 +75,20 @@ def map_file(file: int, nbytes: int) -> Any:
     return np.frombuffer(mmap.mmap(file, nbytes), np.uint8)
 
 
-def map_file_of(process: int, file: int, nbytes: int, token: bytes) -> Any:
-    """Map the file with descriptor `file` of `process`; None if that is impossible.
+def map_file_of(rank: RankFile) -> Any:
+    """Map the file of a rank; None if that is impossible.
 
-    It is impossible too if the file does not begin with `token`: on another host the same process
+    It is impossible too if the file does not begin with the token: on another host the same process
     id and descriptor name another file.
     """
     try:
-        there = os.open(file_of(process, file), os.O_RDWR)
+        there = os.open(file_of(rank.process, rank.file), os.O_RDWR)
     except OSError:
         return None
     try:
-        memory = map_file(there, nbytes)
+        memory = map_file(there, rank.nbytes)
     except (OSError, ValueError):
         return None
     finally:
         os.close(there)
-    return memory if memory[:TOKEN_BYTES].tobytes() == token else None
+    return memory if memory[:TOKEN_BYTES].tobytes() == rank.token else None
