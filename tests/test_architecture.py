@@ -251,7 +251,8 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     others = {name.split(".")[0] for names in imports().values() for name in names} - standard
     for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
     for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard", "jax"}
-    assert others <= for_the_kernels | for_programs
+    assert others <= for_the_kernels | for_programs | {"argcomplete"}
+    assert importers_of("argcomplete") == {"launch.completion"}
     for package in for_programs:
         importers = importers_of(package)
         allowed = {"bench", "train", "picture", "recovery", "torch"}

@@ -61,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     replace_unencodable()
     parser, commands = parsers()
+    if "_ARGCOMPLETE" in os.environ:  # the script of `ringreduce completion` asks
+        from ringreduce.launch.completion import complete
+
+        complete(parser, commands, options_module)
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["train"] and _asks_for_table(words):
         from ringreduce.train.strategies import table
@@ -96,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "completion":
         from ringreduce.launch.completion import script
 
-        print(script(options.shell, commands, options_module), end="")
+        print(script(options.shell), end="")
         return 0
     try:
         job, rules = _job(options, rest), elastic_options.rules_of(command, options)
