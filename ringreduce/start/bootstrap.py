@@ -371,7 +371,7 @@ def spawn(
     placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
     given = _checked("spawn", config)
     if processes:
-        from ringreduce.launch import spawning
+        from ringreduce.start import spawning
         from ringreduce.start import process_exit
 
         arguments = (fn, args, os.urandom(16).hex(), nodes, timeout_s, given)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch import spawning
+from ringreduce.start import spawning
 from tests.support.mpi import alive_in_the_end
 
 pytestmark = pytest.mark.slow
