@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
-    from ringreduce.start.bootstrap import init, spawn
+    from ringreduce.start.init import init
+    from ringreduce.start.spawn import spawn
     from ringreduce.trace.recorder import span
 
 __all__ = [
@@ -78,11 +79,11 @@ _MODULES = {
     "State": "recovery.state",
     "Work": "calls.queue",
     "elastic": "recovery.elastic",
-    "init": "start.bootstrap",
+    "init": "start.init",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",
     "span": "trace.recorder",
-    "spawn": "start.bootstrap",
+    "spawn": "start.spawn",
     "wait_any": "calls.queue",
 }
 _PACKAGES = ("pipeline", "train")

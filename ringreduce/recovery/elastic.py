@@ -21,7 +21,7 @@ from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
 from ringreduce.recovery.wire import ELASTIC, Connection, Message, to_launcher
-from ringreduce.start.bootstrap import init
+from ringreduce.start.init import init
 from ringreduce.start.process_exit import skip_finalize
 
 Result = TypeVar("Result")
