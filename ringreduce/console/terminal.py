@@ -36,7 +36,7 @@ _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
 _CLEAR = "\r\x1b[K"
 """Moves the cursor to the first column and clears the line."""
 _COLUMNS = 80
-"""The columns of a terminal whose width is unknown."""
+"""Columns of a terminal of unknown width."""
 
 
 class LiveLine:
@@ -86,7 +86,7 @@ def replace_unencodable() -> None:
 
 
 def _encodable(text: str, out: TextIO) -> str:
-    """Return `text` with "?" for each character that the encoding of `out` lacks."""
+    """Return `text` with "?" for characters that the encoding of `out` lacks."""
     encoding = getattr(out, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 

@@ -32,7 +32,7 @@ NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
 
 
 class UnavailableError(Exception):
-    """The ranks cannot share memory, although the caller asks for it.  Raised on all ranks."""
+    """The ranks cannot share memory, although `transport` is "shm".  Raised on all ranks."""
 
 
 def init(
@@ -273,10 +273,7 @@ def _assemble(
 
 
 def _check_all_share(shares: bytes) -> None:
-    """Check that all ranks share memory, or none; `shares` has one byte for each rank, 1 or 0.
-
-    Raises MismatchError.
-    """
+    """Raise MismatchError unless all ranks share memory, or none; `shares` has 1 or 0 per rank."""
     if len(set(shares)) > 1:
         ranks = ", ".join(str(rank) for rank, share in enumerate(shares) if share)
         raise MismatchError(

@@ -62,7 +62,7 @@ def leads_to(hook: Any, kind: type) -> bool:
 
 
 _AFTER_YOU_S = 0.5
-"""Seconds that a rank waits that has lost another rank, which can print its traceback meanwhile."""
+"""Seconds that a rank waits after the loss of another, which prints its traceback meanwhile."""
 
 
 class _AbortHook:

@@ -31,11 +31,11 @@ _FAREWELL_S = 5.0
 _OTHERS_FIRST_S = 1.0
 """Seconds that a rank waits for another rank to print the error and to end the job."""
 _AFTER_INIT_S = 1.0
-"""Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
+"""Seconds that a rank waits for the other ranks after a failed `init`, without a communicator."""
 ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
 _LEAST_S = 1.0
-"""The fewest seconds for each of them."""
+"""The fewest seconds that each of these functions may wait."""
 _RUNTIME_WORDS = 2048
 """Words of the interpreter's state that are searched for its list of C functions to call."""
 _MOST_AT_EXIT = 32

@@ -243,9 +243,9 @@ def _by_multiprocessing() -> bool:
 def tell_survived(survived: bool) -> None:
     """Tell the launcher whether the other ranks can go on if this one is lost.
 
-    A launcher of an MPI does not listen.
+    Does nothing under the launcher of an MPI, which does not ask.
     """
     if SURVIVED in os.environ:
-        with suppress(OSError):  # the launcher has ended, or this process is a rank's child
+        with suppress(OSError):  # the launcher has ended, or the descriptor is closed in a child
             line = f"{'+' if survived else '-'}{os.environ['RANK']}\n"
             os.write(int(os.environ[SURVIVED]), line.encode())

@@ -31,9 +31,9 @@ from ringreduce.picture.style import TINTS
 from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
-"""Of the messages that compare clocks."""
+"""Tag of the messages that compare clocks."""
 _ROUNDS = 20
-"""The fastest of so many messages to rank 0 and back decides the clock of a rank."""
+"""Messages to rank 0 and back; the fastest of them decides the clock of a rank."""
 _SHOWN = 24
 """Events of a rank in a picture, if the program records no steps."""
 Event = dict[str, Any]
@@ -73,7 +73,7 @@ def clock_of(
 ) -> tuple[float, float]:
     """Compare the clock of each rank of `far` with that of rank 0.
 
-    Returns the seconds to add to the clock of this rank, behind their error.
+    Returns the error of the result in seconds, and the seconds to add to the clock of this rank.
     """
     theirs, found = np.empty(()), []
     for peer in [*far] * _ROUNDS:
@@ -134,7 +134,7 @@ def write(path: Path) -> None:
 
 
 def read(content: bytes) -> Iterator[tuple[int, float, list[Event]]]:
-    """Yield what `Ranks` has for each part in `content`."""
+    """Yield the rank, the error of its clock and the events of each part in `content`."""
     length = HEADER.size + MOST * EVENT.size
     for at in range(0, len(content), length):
         rank, offset_s, error_s = HEADER.unpack_from(content, at)
