@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "bench_results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench_results"
 HOSTS = "BENCHMARK_HOSTS"
 """The variable with the options of `benchmarks.hosts`, set where it has made the hosts."""
 
@@ -37,10 +38,14 @@ def command_line(module: str) -> str:
 
 
 def replace(name: str, rows: list[dict[str, Any]], same: tuple[str, ...]) -> None:
-    """Put rows into ``bench_results/<name>.jsonl``, in place of older ones alike in `same`."""
+    """Put rows into ``bench_results/<name>.jsonl``, in place of older ones alike in `same`.
+
+    Paths of this checkout become relative.
+    """
     path = RESULTS / f"{name}.jsonl"
     kept = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     new = {tuple(row.get(key) for key in same) for row in rows}
     kept = [row for row in kept if tuple(row.get(key) for key in same) not in new]
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept + rows))
+    lines = "".join(json.dumps(row) + "\n" for row in kept + rows)
+    path.write_text(lines.replace(f"{ROOT.resolve()}/", ""))

@@ -9,7 +9,8 @@ Starts jobs of ``ringreduce run`` in turns, with one rank for each core:
 - ``traced``: with ``--trace``.
 
 Rank 0 times its steps.  Writes a row to ``bench_results/traced_step.jsonl``: for each kind the
-median step of the fastest job, as other programs only slow jobs down.
+median step of the fastest job, as other programs only slow jobs down; and the time of an empty
+``with rr.span("name")`` without a trace.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
 from typing import Any
 
 import ringreduce as rr
@@ -36,6 +38,7 @@ def main() -> None:
         return
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     origin: dict[str, Any] = {}
+    spans: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(_TURNS):
             for kind in KINDS:
@@ -45,10 +48,12 @@ def main() -> None:
                 done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
                 found = json.loads(done.stdout)
                 times[kind].append(found["median_ms"])
+                spans += [found["span_us"]] * (kind == "plain")
                 origin = found["environment"]
     row: dict[str, Any] = {"benchmark": NAME, "turns": _TURNS}
     row |= {f"{kind}_ms": round(min(times[kind]), 4) for kind in KINDS}
     row["to_plain"] = round(row["traced_ms"] / row["plain_ms"], 3)
+    row["span_us"] = round(min(spans), 3)
     print(*list(row.values())[1:])
     replace(NAME, [row | origin], same=("mpi", "ranks", "cpu"))
 
@@ -61,8 +66,17 @@ def _of_job(kind: str) -> None:
         trainer.time_steps(_STEPS // 10)
         seconds = trainer.time_steps(_STEPS)
         if comm.rank == 0:
+            found = {"median_ms": 1e3 * statistics.median(seconds), "span_us": _span_us()}
             where = environment(f"python -m benchmarks.{NAME}")
-            print(json.dumps({"median_ms": 1e3 * statistics.median(seconds), "environment": where}))
+            print(json.dumps(found | {"environment": where}))
+
+
+def _span_us() -> float:
+    def empty() -> None:
+        with rr.span("empty"):
+            pass
+
+    return 1e6 * min(timeit.repeat(empty, number=10_000)) / 10_000
 
 
 if __name__ == "__main__":

@@ -396,6 +396,19 @@ def test_an_epoch_has_the_staleness_of_its_pushes():
     assert len(told) == 2
 
 
+def test_the_first_step_with_servers_is_not_in_the_mean_step():
+    def program(comm):
+        trainer = Trainer(comm, digits(), replace(SMALL, epochs=1), strategy=ParameterServer())
+        result = trainer.run()
+        return trainer.times[:, 0].tolist(), trainer.times[1, 1], result.step_s
+
+    *workers, _ = rr.spawn(program, 3)
+    (made, seconds, step_s), *_ = workers  # the figures are the lowest worker's
+    assert step_s == pytest.approx(seconds / made[1])
+    # A worker that has got no number has no first step.
+    assert {tuple(made) for made, *_ in workers} in ({(1, 3)}, {(1, 3), (0, 4)})
+
+
 def test_a_worker_makes_no_steps_alone():
     def program(comm):
         trainer = Trainer(comm, digits(), SMALL, strategy=ParameterServer())
