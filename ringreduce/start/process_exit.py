@@ -35,7 +35,7 @@ _AFTER_INIT_S = 1.0
 ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
 _LEAST_S = 1.0
-"""The fewest seconds that each of these functions may wait."""
+"""The shortest limit of each of these functions."""
 _RUNTIME_WORDS = 2048
 """Words of the interpreter's state that are searched for its list of C functions to call."""
 _MOST_AT_EXIT = 32
