@@ -20,7 +20,7 @@ from mpi4py import MPI
 import ringreduce as rr
 from benchmarks.collectives import IN_LOOPS, WAYS
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE
-from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
+from ringreduce.bench.contenders import BenchArguments, Contender, contenders_of, wanted
 from ringreduce.bench.environment import environment
 from ringreduce.bench.inputs import Inputs
 
@@ -60,7 +60,7 @@ def _counts(collective: str, ranks: int, sizes: Sequence[int]) -> Iterator[int]:
 def _measure(
     comm: rr.Communicator, world: MPI.Intracomm, collective: str, count: int
 ) -> list[dict[str, Any]]:
-    at = Setting(comm, world, count, "sum", DTYPE, "auto")
+    at = BenchArguments(comm, world, count, "sum", DTYPE, "auto")
     contenders = contenders_of(collective, at)
     # A loop repeats a call on the same input: a sum in place would grow with each repetition.
     repeatable = [
@@ -81,7 +81,7 @@ def _measure(
 
 
 def timed(
-    at: Setting, collective: str, contenders: Sequence[Contender], way: str
+    at: BenchArguments, collective: str, contenders: Sequence[Contender], way: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the seconds of each call twice, and the wrong elements of each contender.
 

@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 import ringreduce as rr
 from benchmarks.one_host import SAME_BYTES
-from ringreduce.bench.contenders import Setting
+from ringreduce.bench.contenders import BenchArguments
 from ringreduce.bench.environment import environment
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
@@ -46,7 +46,7 @@ class Contender:
     checked: bool = True
 
 
-class _OneArray(Setting):
+class _OneArray(BenchArguments):
     """A setting whose contenders all get the same buffer."""
 
     array: np.ndarray

@@ -20,7 +20,7 @@ from benchmarks import rows
 from benchmarks.collectives import AFTER_A_BARRIER
 from benchmarks.collectives_run import DTYPE, timed
 from ringreduce.bench.collectives import COLLECTIVES, OURS
-from ringreduce.bench.contenders import Setting, contenders_of
+from ringreduce.bench.contenders import BenchArguments, contenders_of
 
 NAME = "slices"
 _NEVER = 1 << 50
@@ -47,7 +47,7 @@ def main() -> None:
             count = nbytes // DTYPE.itemsize // world.size * world.size
             contenders = []
             for way, comm in comms.items():
-                at = Setting(comm, world, count, "sum", DTYPE, "auto")
+                at = BenchArguments(comm, world, count, "sum", DTYPE, "auto")
                 ours = [each for each in contenders_of(collective, at) if each.name == OURS]
                 contenders.append(changed(ours[-1], name=way))  # in place if there is that
             seconds, _, wrong = timed(at, collective, contenders, AFTER_A_BARRIER)

@@ -20,6 +20,8 @@ import strategies
 
 from ringreduce.algorithms import build
 from ringreduce.picture import to_svg
+from ringreduce.picture.drawing import title
+from ringreduce.picture.layout import StepColumns
 from ringreduce.picture.style import (
     FACTS_SIZE,
     FAINT,
@@ -31,11 +33,10 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
     in_dark,
+    text,
 )
-from ringreduce.picture.svg import element, text
-from ringreduce.picture.timeline import Timeline
-from ringreduce.picture.words import title
 from ringreduce.schedules.schedule import Schedule
 
 RANKS = 4
@@ -119,7 +120,7 @@ def ring() -> str:
     schedule = ring_schedule()
     held = states(schedule)
     last = len(held) - 1
-    words = title(schedule, Timeline.of(schedule), nodes=None)
+    words = title(schedule, StepColumns.of(schedule), nodes=None)
     width = corner(last, 0, 0)[0] + WIDE + 2 * MARGIN
     height = corner(0, RANKS, 0)[1] + 4
     elements = [
@@ -203,7 +204,7 @@ def ring_animated() -> str:
     schedule = ring_schedule()
     held = states(schedule)
     last = len(held) - 1
-    words = title(schedule, Timeline.of(schedule), nodes=None)
+    words = title(schedule, StepColumns.of(schedule), nodes=None)
     boxes = [
         box(*place(rank, chunk), chunk, len(ranks) / RANKS)
         for rank, chunks in enumerate(held[0])

@@ -17,8 +17,9 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
+    text,
 )
-from ringreduce.picture.svg import element, text
 from ringreduce.supervisor.membership import Phase
 
 TITLE = "The 6 states of a job that goes on after losses"

@@ -26,9 +26,9 @@ from ringreduce.parallel.mesh import Coordinates, coordinates
 from ringreduce.parallel.store_chain import chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 from ringreduce.picture import to_svg
-from ringreduce.picture.bars import Bar, Group, draw_bars
-from ringreduce.picture.lanes import Bar as Action
+from ringreduce.picture.bars import Bar, BarGroup, draw_bars
 from ringreduce.picture.lanes import Lane, LaneChart, Sample, draw_lanes
+from ringreduce.picture.lanes import LaneBar as Action
 from ringreduce.picture.style import (
     EDGE,
     FACTS_SIZE,
@@ -42,8 +42,9 @@ from ringreduce.picture.style import (
     TINTS,
     TITLE_SIZE,
     document,
+    element,
+    text,
 )
-from ringreduce.picture.svg import element, text
 from ringreduce.train import mlp, strategies
 from ringreduce.train.compare import report
 from ringreduce.train.configuration import to_flags
@@ -209,7 +210,7 @@ def memory() -> str:
         for ranks in counts
     }
     groups = [
-        Group(
+        BarGroup(
             f"{ranks} rank{'s' * (ranks > 1)}",
             [
                 Bar(name, means[name, ranks], f"{means[name, ranks] / 2**20:.1f} MiB", colour)
@@ -580,7 +581,7 @@ def placement() -> str:
     """Return how many numbers of each variable of the page's network each of two servers has."""
     sizes = (64, *settings().hidden, 10)
     arrays = mlp.named(mlp.views(mlp.init_params(sizes, seed=0), sizes))
-    groups = [Group(f"server {server}", list[Bar]()) for server in range(2)]
+    groups = [BarGroup(f"server {server}", list[Bar]()) for server in range(2)]
     placed = store_messages.place({name: array.size for name, array in arrays.items()}, 2)
     for name, pieces in placed.items():
         for server, start, stop in pieces:
@@ -685,7 +686,7 @@ def staleness() -> str:
         done = walk(_one_slow, limit, batches=batches)
         counts = sorted(Counter(each.staleness for each in done).items())
         bars = [Bar(f"staleness {n}", c, f"{c}", PALETTE[min(n, 1)]) for n, c in counts]
-        groups.append(Group(f"{words}: time {max(each.end for each in done):g}", bars))
+        groups.append(BarGroup(f"{words}: time {max(each.end for each in done):g}", bars))
     title = f"No bound: a gradient is up to {counts[-1][0]} updates behind"
     return draw_bars(title, f"{batches} batches · {_FACTS[_one_slow]}", groups)
 

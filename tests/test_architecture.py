@@ -184,6 +184,21 @@ def test_every_public_name_is_there():
     assert all(hasattr(rr, name) for name in rr.__all__)
 
 
+# --- the names of classes -------------------------------------------------------------------------
+
+OF_TWO_CLASSES = {"Kind", "Replica", "Request", "Row", "State", "Step"}
+"""Names that two classes still have."""
+
+
+def test_no_two_classes_have_one_name():
+    owners: dict[str, set[str]] = {}
+    for module in SOURCES:
+        for node in ast.walk(TREES[module]):
+            if isinstance(node, ast.ClassDef):
+                owners.setdefault(node.name, set()).add(module)
+    assert {name for name, modules in owners.items() if len(modules) > 1} == OF_TWO_CLASSES
+
+
 # --- other packages -------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from ringreduce.schedules.collectives import COLLECTIVES
 from ringreduce.schedules.schedule import Schedule
 
 _FILES = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
-"""The files of this package, which register their algorithms."""
 
 _PREFERRED = {
     "all_reduce": (
@@ -57,10 +56,6 @@ Two all-reduces with parameters, star(k) and hierarchical(a, b), are not listed:
 
 
 def build(collective: str, algorithm: str, nodes: Nodes, root: int = 0) -> Schedule:
-    """Return the schedule of `collective` by `algorithm` for ranks placed on `nodes`.
-
-    Raises ValueError if there is no such algorithm.
-    """
     return parse(collective, algorithm)(nodes, root)
 
 
@@ -85,7 +80,7 @@ def parse(collective: str, algorithm: str) -> Builder:
 
 
 def _flat(name: str) -> Algorithm | None:
-    """Return the all-reduce of this name for the ranks of any group, ``star(k)`` included."""
+    """Return the all-reduce of this name for any group, ``star(k)`` included."""
     star = re.fullmatch(r"star\(([1-9][0-9]*)\)", name)
     known = star_of(int(star[1])) if star else REGISTERED.get(("all_reduce", name))
     return known if isinstance(known, Algorithm) else None

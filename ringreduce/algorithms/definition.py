@@ -53,17 +53,15 @@ class Algorithm:
     """Number of ranks -> text that is added to the algorithm's name."""
 
     def part_count(self, n: int) -> int:
-        """Return the number of parts among n ranks.
+        """Return the number of parts among n ranks: by default one for each rank.
 
-        By default one for each rank; in an all-to-all one for each ordered pair of ranks, a rank
-        with itself included.
+        In an all-to-all one for each ordered pair of ranks, a rank with itself included.
         """
         if self.parts:
             return self.parts(n)
         return n * n if "its sender" in COLLECTIVES[self.collective] else n
 
     def __call__(self, nodes: Nodes, root: int) -> Schedule:
-        """Return the schedule for ranks placed on `nodes`."""
         group = [rank for node in nodes for rank in node]
         parts = self.part_count(len(group))
         chunks, sizes = _chunks(self.collective, group, parts), (1,) * parts
@@ -107,8 +105,6 @@ def _unclaimed(*given: object) -> Claim:
 
 
 def _proven(algorithm: Algorithm) -> Builder:
-    """Return a builder that proves each schedule.  It raises ScheduleError if one is wrong."""
-
     @lru_cache(_REMEMBERED)
     def build_proven(nodes: tuple[tuple[int, ...], ...], root: int) -> Schedule:
         schedule = algorithm(nodes, root)
@@ -129,7 +125,6 @@ def _proven(algorithm: Algorithm) -> Builder:
 
 
 def one(n: int) -> int:
-    """Return one part: the data travel whole."""
     return 1
 
 

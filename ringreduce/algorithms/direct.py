@@ -4,8 +4,7 @@ Sources: one-shot and two-shot are the names of NVIDIA's custom all-reduce kerne
 the all-to-alls are in Thakur, Rabenseifner & Gropp, "Optimization of collective communication
 operations in MPICH", IJHPCA 19(1), 2005.
 
-`group` lists the ranks, `me` is this rank's place in it.  Peers are listed from the next place on,
-so that no two ranks start with the same one.
+Peers are listed from the next place on, so that no two ranks start with the same one.
 """
 
 from __future__ import annotations
@@ -157,5 +156,4 @@ def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks])
 
 
 def _others(group: Sequence[int], me: int) -> list[int]:
-    """Return all places but `me`, from the next one on."""
     return [(me + i) % len(group) for i in range(1, len(group))]

@@ -18,11 +18,9 @@ def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
 
 @algorithm("barrier", "dissemination", barrier_claim, lambda n: 0)
 def dissemination_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
-    """In step k send an empty message to the rank 2^k places on.
+    """In step k send an empty message to the rank 2^k places on; ceil(log2 n) steps.
 
     The message tells that its sender, and all ranks that it has heard from, are in the barrier.
-
-    ceil(log2 n) steps of one empty message each way.
     """
     n, distance = len(group), 1
     while distance < n:

@@ -57,7 +57,6 @@ def _has_parent(n: int, number: int) -> bool:
 
 
 def two(n: int) -> int:
-    """Return two parts, one for each tree."""
     return 2
 
 

@@ -126,7 +126,6 @@ def _double(ranks: Sequence[int], me: int, parts: Sequence[Chunks]) -> Steps:
 
 
 def _halves(ranks: Sequence[int], me: int) -> tuple[int, slice, slice]:
-    """Return the rank at my place in the other half, the places of my half, and of the other."""
     half = len(ranks) // 2
     low, high = slice(half), slice(half, None)
     return (ranks[me + half], low, high) if me < half else (ranks[me - half], high, low)

@@ -64,7 +64,6 @@ def in_pairs(
 
 
 def extra_steps(n: int) -> int:
-    """Return the steps of `in_pairs` besides those of the core."""
     return 0 if n == 1 << floor_log2(n) else 2
 
 

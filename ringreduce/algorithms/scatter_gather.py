@@ -32,7 +32,6 @@ def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Clai
 
 
 def each_other(n: int) -> int:
-    """Return one part for each rank but the root, at least one."""
     return max(1, n - 1)
 
 

@@ -3,8 +3,6 @@
 Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
 Here the servers are ranks like the others.  Rings and trees are compared with the star: its
 server's link carries every rank's data.
-
-`group` lists the ranks, `me` is this rank's place in it, `root` the server's.
 """
 
 from __future__ import annotations

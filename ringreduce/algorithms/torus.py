@@ -15,16 +15,12 @@ from ringreduce.schedules.schedule import Chunks, Claim, Steps, joined
 
 
 def torus_shape(n: int) -> tuple[int, int]:
-    """Return the rows and columns of n ranks: as square as possible, with rows <= columns.
-
-    A prime number of ranks is a single row.
-    """
+    """Return rows <= columns of n ranks, as square as possible; one row for a prime number."""
     rows = next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
     return rows, n // rows
 
 
 def torus_name(n: int) -> str:
-    """Return the text that drawings and errors add to the algorithm's name."""
     rows, columns = torus_shape(n)
     return f" of {rows} x {columns}" + (", which is the ring" if rows == 1 else "")
 

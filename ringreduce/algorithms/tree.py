@@ -113,14 +113,11 @@ def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunk
 
 
 class _Edge(NamedTuple):
-    """The edge of one step, to a parent or to a child; some steps have none."""
+    """The edge of one step to a parent or to a child, or none."""
 
     parent: tuple[int, ...]
-    """At most one rank."""
     child: tuple[int, ...]
-    """At most one rank; none if there is a parent."""
     below: list[int]
-    """The places for which the lower end of the edge is responsible."""
 
 
 def _edges(group: Sequence[int], me: int, root: int) -> list[_Edge]:

@@ -20,13 +20,13 @@ from ringreduce.bench.fit import Fit, Point, fit
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
-from ringreduce.bench.table import Row, Table, digits
+from ringreduce.bench.table import SizeRow, Table, digits
 from ringreduce.bench.world import MPI
 from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import counted
 from ringreduce.picture import output
-from ringreduce.picture.words import nodes_text
+from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
 
@@ -40,8 +40,9 @@ _FOLDS = 5
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.bench") -> int:
     """Measure as the command line says, on every rank of MPI's world.
 
-    Returns 1 if any result was wrong, 2 if the algorithm cannot be had or a file cannot be written,
-    else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
+    Returns 1 if a result was wrong, 2 if the algorithm cannot be had or a file cannot be
+    written, else 0.  SystemExit with code 2 for a wrong command line; one rank prints the
+    reason.
     """
     replace_unencodable()
     given = list(sys.argv[1:] if argv is None else argv)
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.be
         command = f"mpirun -n {world.size} {prog} {' '.join(given)}".strip()
         try:
             with LiveLine(sys.stdout) as live:
-                run = _Run(measurement, options, command, live)
+                run = _BenchRun(measurement, options, command, live)
                 run.measure()
         finally:
             measurement.close()
@@ -101,7 +102,6 @@ def _problem(comm: rr.Communicator, options: Options) -> str:
 
 
 def _cannot_write(options: Options) -> str:
-    """The reason why a requested file cannot be written; "" if all can."""
     if options.plot is not None:
         try:
             output.check(options.plot)
@@ -128,7 +128,7 @@ def _warm(comm: rr.Communicator, options: Options) -> None:
         call()
 
 
-class _Run:
+class _BenchRun:
     """One run on one rank; only rank 0 prints."""
 
     def __init__(
@@ -140,13 +140,12 @@ class _Run:
         self._rows: list[list[Timing]] = []
 
     def measure(self) -> None:
-        """Measure size by size; print each size when it is measured."""
         table: Table | None = None
         counts = self._options.counts(self._world.size)
         self._print(*self._introduction())
         self._progress(0, len(counts))
         for done, timings in enumerate(self._measurement.run(), 1):
-            row = Row(self._measurement.algorithm(timings[0].nbytes), timings)
+            row = SizeRow(self._measurement.algorithm(timings[0].nbytes), timings)
             if table is None:
                 table = Table(self._options, self._world.size, row)
                 self._print(*_comment(*table.legend()), "#", *table.head())
@@ -155,7 +154,6 @@ class _Run:
             self._progress(done, len(counts))
 
     def end(self) -> int:
-        """The summary, the files, the exit code."""
         options, wrong = self._options, sum(t.wrong or 0 for row in self._rows for t in row)
         ours_wrong = sum(t.wrong or 0 for row in self._rows for t in row if t.contender == OURS)
         rates = [t.busbw(options.collective, self._world.size) for t in self._ours()]
@@ -205,12 +203,10 @@ class _Run:
     # --- results ---
 
     def _ours(self) -> list[Timing]:
-        """Our timings, in place where the collective can be."""
         found = [{t.place: t for t in row if t.contender == OURS} for row in self._rows]
         return [places.get(IN_PLACE) or next(iter(places.values())) for places in found]
 
     def _fit(self) -> Fit | None:
-        """The cost model, fitted to our times; None with too few sizes."""
         points: list[Point] = [(t.nbytes, t.median_s) for t in self._ours()]
         if self._world.size < 2 or len(points) < 4:
             return None
@@ -281,7 +277,6 @@ class _Run:
 
 
 def _comment(*texts: str) -> list[str]:
-    """Return the lines of comments, of which none is longer than the table."""
     return [
         line
         for text in texts

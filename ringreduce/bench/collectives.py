@@ -12,8 +12,6 @@ OUT_OF_PLACE, IN_PLACE = "out of place", "in place"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that can be measured."""
-
     busbw: Callable[[int], float]
     """ranks -> bus bandwidth as a multiple of size / time."""
     divided: bool = False

@@ -31,8 +31,6 @@ _MPI_LOGICAL = {"and": MPI.LAND, "or": MPI.LOR, "xor": MPI.LXOR, "max": MPI.LOR,
 
 @dataclass
 class Contender:
-    """One implementation of the collective."""
-
     name: str
     place: str
     call: Callable[[], Any]
@@ -45,7 +43,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchArguments:
     """The arguments that all contenders of one size share."""
 
     comm: Communicator
@@ -56,10 +54,7 @@ class Setting:
     algorithm: str
 
     def ours(self, collective: str, **arguments: Any) -> Callable[..., Any]:
-        """Our call, with the algorithm and `arguments` bound to it where they are not the defaults.
-
-        A keyword that has its default is left out, as a user would leave it out.
-        """
+        """Our call, as a user would write it: without keywords that have their default."""
         if self.algorithm != "auto":
             arguments["algorithm"] = self.algorithm
         if arguments.get("op") == "sum":
@@ -69,7 +64,6 @@ class Setting:
 
     @property
     def part(self) -> int:
-        """Elements of a rank's share, where the array is divided."""
         return self.count // self.comm.size
 
     @property
@@ -78,23 +72,17 @@ class Setting:
 
     @property
     def mine(self) -> slice:
-        """Which share is this rank's."""
         return slice(self.comm.rank * self.part, (self.comm.rank + 1) * self.part)
 
     def mine_of(self, whole: np.ndarray) -> np.ndarray:
-        """This rank's share of `whole`."""
         return whole[self.mine]
 
     def buffer(self, divided: bool = False) -> np.ndarray:
-        """A new array of zeros: the whole array's length, or a share's."""
         return np.zeros(self.part if divided else self.count, self.dtype)
 
     @property
     def mpi_op(self) -> MPI.Op | None:
-        """MPI's name of the op; None where MPI lacks the op, or does not have it for the dtype.
-
-        An all-reduce of one element on one rank shows whether MPI has it.
-        """
+        """MPI's name of the op; None if an all-reduce of one element shows that MPI has none."""
         names = _MPI_LOGICAL if np.dtype(self.dtype).kind == "b" else _MPI_OPS
         op, one = names.get(self.op), np.zeros(1, self.dtype)
         if op is None or not HAS_MPI:
@@ -106,7 +94,7 @@ class Setting:
         return op
 
 
-def _all_reduce(at: Setting) -> list[Contender]:
+def _all_reduce(at: BenchArguments) -> list[Contender]:
     x, y, out = at.buffer(), at.buffer(), at.buffer()
     all_reduce = at.ours("all_reduce", op=at.op)
     contenders = [
@@ -122,7 +110,7 @@ def _all_reduce(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _reduce(at: Setting) -> list[Contender]:
+def _reduce(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, y, out = at.buffer(), at.buffer(), at.buffer()
     target, own = (out, y) if root else (None, None)
@@ -142,7 +130,7 @@ def _reduce(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _reduce_scatter(at: Setting) -> list[Contender]:
+def _reduce_scatter(at: BenchArguments) -> list[Contender]:
     x, out = at.buffer(), at.buffer(divided=True)
     reduce_scatter = at.ours("reduce_scatter", op=at.op)
     contenders = [
@@ -156,7 +144,7 @@ def _reduce_scatter(at: Setting) -> list[Contender]:
     return contenders
 
 
-def _all_gather(at: Setting) -> list[Contender]:
+def _all_gather(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(divided=True), at.buffer(divided=True)
     out, into = at.buffer(), at.buffer()
     all_gather, of_mpi = at.ours("all_gather"), at.world.Allgather
@@ -167,7 +155,7 @@ def _all_gather(at: Setting) -> list[Contender]:
     ]
 
 
-def _gather(at: Setting) -> list[Contender]:
+def _gather(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, a = at.buffer(divided=True), at.buffer(divided=True)
     out, into = (at.buffer(), at.buffer()) if root else (None, None)
@@ -179,7 +167,7 @@ def _gather(at: Setting) -> list[Contender]:
     ]
 
 
-def _scatter(at: Setting) -> list[Contender]:
+def _scatter(at: BenchArguments) -> list[Contender]:
     root = at.comm.rank == 0
     x, a = at.buffer(), at.buffer()
     out, into = at.buffer(divided=True), at.buffer(divided=True)
@@ -195,7 +183,7 @@ def _scatter(at: Setting) -> list[Contender]:
     ]
 
 
-def _broadcast(at: Setting) -> list[Contender]:
+def _broadcast(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     broadcast, of_mpi, both = at.ours("broadcast"), at.world.Bcast, _as_bytes(a)
     return [
@@ -204,7 +192,7 @@ def _broadcast(at: Setting) -> list[Contender]:
     ]
 
 
-def _all_to_all(at: Setting) -> list[Contender]:
+def _all_to_all(at: BenchArguments) -> list[Contender]:
     x, a, out, into = (at.buffer() for _ in range(4))
     all_to_all, of_mpi = at.ours("all_to_all"), at.world.Alltoall
     sent, came = _as_bytes(a), _as_bytes(into)
@@ -219,7 +207,7 @@ def _as_bytes(array: np.ndarray) -> list[Any]:
     return [array.view(np.uint8), MPI.BYTE]
 
 
-def _barrier(at: Setting) -> list[Contender]:
+def _barrier(at: BenchArguments) -> list[Contender]:
     x, a = at.buffer(), at.buffer()
     return [
         Contender(OURS, OUT_OF_PLACE, at.comm.barrier, x, None),
@@ -227,7 +215,7 @@ def _barrier(at: Setting) -> list[Contender]:
     ]
 
 
-_MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
+_MAKERS: dict[str, Callable[[BenchArguments], list[Contender]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
@@ -240,13 +228,12 @@ _MAKERS: dict[str, Callable[[Setting], list[Contender]]] = {
 }
 
 
-def contenders_of(collective: str, at: Setting) -> list[Contender]:
+def contenders_of(collective: str, at: BenchArguments) -> list[Contender]:
     """Return our contenders and MPI's for `collective`; ours alone if MPI lacks the op."""
     return [each for each in _MAKERS[collective](at) if HAS_MPI or each.name != "MPI"]
 
 
-def wanted(collective: str, inputs: Inputs, at: Setting, iteration: int) -> np.ndarray:
-    """The result of the whole array; each rank gets its part of it."""
+def wanted(collective: str, inputs: Inputs, at: BenchArguments, iteration: int) -> np.ndarray:
     if COLLECTIVES[collective].reduces:
         return inputs.result(iteration)
     if collective in ("broadcast", "scatter"):

@@ -16,7 +16,6 @@ import numpy as np
 from ringreduce.schedules.cost import Link, Profile
 
 Point = tuple[int, float]
-"""(bytes, seconds)"""
 Price = Callable[[int, Profile], float]
 """(bytes, profile) -> seconds, in proportion to the profile."""
 
@@ -27,8 +26,6 @@ _STEP = 1e-4
 
 @dataclass(frozen=True)
 class Fit:
-    """A profile of links and cores, fitted to a run, and its errors."""
-
     profile: Profile
     fitted: tuple[Point, ...]
     """(bytes, predicted seconds) of the sizes that the profile was fitted to."""
@@ -37,15 +34,13 @@ class Fit:
     error: float
     """Median relative error at the sizes that the profile was fitted to."""
     error_checked: float
-    """Median relative error at the other sizes."""
 
 
 def fit(points: Sequence[Point], folds: Sequence[Point], price: Price, across: bool) -> Fit:
     """Fit a profile to the 1st, 3rd, ... of `points`, and check it on the points between.
 
-    `folds` are (bytes of each array, seconds) of adding arrays in one rank: they separate beta from
-    gamma.  If `across`, the ranks are on several nodes, and both kinds of links are fitted;
-    otherwise only the links in the node are.
+    `folds` are (bytes of each array, seconds) of adding in one rank: they separate beta from
+    gamma.  `across`: the ranks are on several nodes, and both kinds of links are fitted.
     """
     used, others = points[::2], points[1::2]
     start = Profile(Link(1e-6, 1e-10), Link(1e-5, 1e-9), 1e-10)
@@ -66,7 +61,6 @@ def _linear(
     values: np.ndarray,
     across: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cost of each parameter at each point, and the measured times."""
     rows = []
     for nbytes, _ in points:
         here = price(nbytes, _profile(values, across))
@@ -82,7 +76,6 @@ def _linear(
 
 
 def _solved(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Least squares of relative errors, no parameter below 0."""
     weighted, wanted = rows / seconds[:, None], np.ones(len(seconds))
     kept = list(range(rows.shape[1]))
     values = np.zeros(rows.shape[1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.bench.collectives import IN_PLACE
-from ringreduce.bench.contenders import Contender, Setting
+from ringreduce.bench.contenders import BenchArguments, Contender
 from ringreduce.bench.world import MPI
 
 _TIMEOUT = datetime.timedelta(seconds=60)
@@ -25,8 +25,6 @@ _OPS = {
 
 
 class Gloo:
-    """A process group of all ranks."""
-
     def __init__(self, torch: Any) -> None:
         self._torch, self._distributed = torch, torch.distributed
 
@@ -51,7 +49,7 @@ class Gloo:
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
         return cls(torch)
 
-    def contenders(self, at: Setting) -> list[Contender]:
+    def contenders(self, at: BenchArguments) -> list[Contender]:
         """Gloo's all-reduce, which is in place; none where Gloo lacks the op or the dtype."""
         name = _OPS.get(at.op)
         if name is None:
@@ -71,12 +69,10 @@ class Gloo:
         return self._torch.from_numpy(x)
 
     def close(self) -> None:
-        """Collective."""
         self._distributed.destroy_process_group()
 
 
 def address(world: MPI.Intracomm) -> tuple[str, int]:
-    """A free port of rank 0's host."""
     place = np.zeros(64, np.uint8)
     if world.rank == 0:
         with socket.socket() as free:

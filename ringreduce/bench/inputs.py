@@ -30,8 +30,8 @@ _BLOCK = 5 * 4096
 class Inputs:
     """The inputs of all ranks for one length, op and dtype.
 
-    The elements of each go through the same five values again and again; five is prime to the
-    lengths of chunks and slices, so that one in the place of another is seen.
+    Each repeats five values.  Five is prime to the lengths of chunks and slices, so that a
+    misplaced chunk is seen.
     """
 
     def __init__(self, ranks: int, count: int, op: str, dtype: Any) -> None:
@@ -39,11 +39,9 @@ class Inputs:
         self._values = np.array(_VALUES.get(op, _VALUES["sum"])).astype(self.dtype)
 
     def fill(self, array: np.ndarray, rank: int, iteration: int) -> None:
-        """Write the input of `rank` in that iteration."""
         _repeat(self._of(rank, iteration), array)
 
     def result(self, iteration: int) -> np.ndarray:
-        """The result of all ranks' inputs in that iteration."""
         total = self._of(0, iteration)
         for rank in range(1, self.ranks):
             total = OPS[self.op](total, self._of(rank, iteration)).astype(self.dtype)
@@ -74,7 +72,6 @@ def _repeat(values: np.ndarray, array: np.ndarray) -> None:
 
 
 def refusal(op: str, dtype: np.dtype) -> str:
-    """The reason why op and dtype do not go together; "" if they do."""
     if dtype.kind not in "biufcV" or dtype.hasobject:
         return f"-d {dtype.name} cannot be sent"
     bits, numbers = ("and", "or", "xor"), ("sum", "prod", "mean")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ringreduce import Communicator
 from ringreduce.bench.collectives import COLLECTIVES, OURS
-from ringreduce.bench.contenders import Contender, Setting, contenders_of, wanted
+from ringreduce.bench.contenders import BenchArguments, Contender, contenders_of, wanted
 from ringreduce.bench.gloo import Gloo
 from ringreduce.bench.inputs import Inputs
 from ringreduce.bench.options import Options
@@ -26,14 +26,11 @@ _SHORT_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of one contender at one size."""
-
     contender: str
     place: str
     count: int
     nbytes: int
     seconds: tuple[float, ...]
-    """Seconds of each timed call, in order."""
     wrong: int | None
     """Wrong elements on all ranks together; None if no result was verified."""
 
@@ -47,11 +44,9 @@ class Timing:
 
     @property
     def p99_s(self) -> float:
-        """The time that 99 % of the calls do not exceed."""
         return float(np.quantile(self.seconds, 0.99, method="higher"))
 
     def algbw(self) -> float:
-        """Bytes a second."""
         return self.nbytes / self.median_s
 
     def busbw(self, collective: str, ranks: int) -> float:
@@ -60,8 +55,6 @@ class Timing:
 
 
 class Measurement:
-    """A run: all ranks make it together."""
-
     def __init__(self, comm: Communicator, world: MPI.Intracomm, options: Options) -> None:
         self.comm, self.world, self.options = comm, world, options
         here = world.Split_type(MPI.COMM_TYPE_SHARED)
@@ -70,7 +63,6 @@ class Measurement:
         self.gloo = Gloo.start(world) if options.baselines else None
 
     def close(self) -> None:
-        """Close the baselines.  Collective."""
         if self.gloo is not None:
             self.gloo.close()
 
@@ -89,7 +81,9 @@ class Measurement:
 
     def _size(self, count: int) -> list[Timing]:
         options = self.options
-        at = Setting(self.comm, self.world, count, options.op, options.dtype, options.algorithm)
+        at = BenchArguments(
+            self.comm, self.world, count, options.op, options.dtype, options.algorithm
+        )
         collective = COLLECTIVES[options.collective]
         contenders = contenders_of(options.collective, at)
         if not options.baselines:

@@ -25,14 +25,11 @@ _DTYPES = {
     "int": "int32",
     "uint": "uint32",
 }
-"""The names of nccl-tests for NumPy's."""
 _OPS = {"avg": "mean"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a run.  Raises ValueError where they contradict each other."""
-
     collective: str
     algorithm: str
     min_bytes: int
@@ -90,9 +87,9 @@ class Options:
 
 
 def read(argv: Sequence[str], prog: str) -> Options:
-    """Read a command line, without MPI.  `prog` is the name of the command in messages.
+    """Read a command line, without MPI.
 
-    Raises SystemExit: with code 2 after printing what is wrong, with code 0 after ``--help``.
+    Raises SystemExit after printing an error (code 2) or help.
     """
     command_line = parser(prog)
     given, unknown = command_line.parse_known_args(argv)
@@ -106,7 +103,6 @@ def read(argv: Sequence[str], prog: str) -> Options:
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the options; `prog` is the name of the command in messages."""
     command_line = argparse.ArgumentParser(
         prog=prog,
         description="Time a collective, beside MPI's own and Gloo's where torch is installed.",
@@ -147,7 +143,6 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def nbytes(text: str) -> int:
-    """A size such as 8, 64K or 1G; the letters are powers of 1024."""
     match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
     if not match or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted one such as 8, 64K or 1G")
@@ -175,7 +170,6 @@ def _collective(text: str) -> str:
 
 
 def _known(what: str, name: str, names: Iterable[str], near: Iterable[str]) -> str:
-    """Return `name` if it is one of `names`; else raise, with the word of `near` that is meant."""
     if name in names:
         return name
     meant = did_you_mean(name, near, {"average": "avg"})

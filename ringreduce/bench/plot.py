@@ -17,16 +17,14 @@ from ringreduce.picture.style import BLUE, DASHED, DOTTED, FAINT, GREEN, ORANGE
 
 _COLOURS = {OURS: BLUE, "MPI": ORANGE, "Gloo": GREEN}
 _MOST_SIZES = 5
-"""The most sizes that are written below a panel."""
 _Rows = Sequence[Sequence[Timing]]
-"""For each size, the times of all contenders."""
 
 
 def plot(path: Path, what: str, facts: str, rows: _Rows, fitted: Fit | None, busbw: float) -> None:
     """Write the picture to `path`, which ends in .svg or .png.
 
-    `what` names the collective, dtype and ranks.  `busbw` is bus bandwidth as a multiple of
-    size / time.  Raises ImportError, with the command to install it, if a PNG needs a library.
+    `what` names the collective, dtype and ranks; `busbw` is a multiple of size / time.  Raises
+    ImportError, with the command to install it, if a PNG needs a library.
     """
 
     def bandwidth(nbytes: float, seconds: float) -> float:
@@ -65,7 +63,6 @@ def finding(rows: _Rows) -> str:
 
 
 def _lines(rows: _Rows, fitted: Fit | None, value: Callable[[float, float], float]) -> list[Line]:
-    """Return a line for each contender and place; `value` is of bytes and seconds."""
     lines = []
     for name, place in dict.fromkeys((t.contender, t.place) for row in rows for t in row):
         series = [t for row in rows for t in row if (t.contender, t.place) == (name, place)]

@@ -11,24 +11,18 @@ from ringreduce.bench.options import Options
 
 _TYPES = {"float16": "half", "float32": "float", "float64": "double"}
 _ALGORITHM = 16
-"""The most characters of an algorithm's name."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """The measurements of one size."""
-
+class SizeRow:
     algorithm: str
-    """The algorithm that our calls used."""
     timings: Sequence[Timing]
 
     def timing(self, contender: str, place: str) -> Timing | None:
-        """Return the timing of a contender; None if it was not measured."""
         found = (t for t in self.timings if (t.contender, t.place) == (contender, place))
         return next(found, None)
 
     def fastest_baseline(self, place: str) -> Timing | None:
-        """Return the timing of the fastest baseline in `place`; None without baselines."""
         baselines = [t for t in self.timings if t.contender != OURS and t.place == place]
         return min(baselines, key=lambda timing: timing.median_s, default=None)
 
@@ -44,11 +38,11 @@ class _Column:
     unit: str
     width: int
     """Characters, with those that separate it from the column before."""
-    cell: Callable[[Row], str]
+    cell: Callable[[SizeRow], str]
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ColumnGroup:
     title: str
     columns: Sequence[_Column]
 
@@ -57,18 +51,17 @@ class _Group:
         return sum(column.width for column in self.columns)
 
     def line(self, text: Callable[[_Column], str]) -> str:
-        """Return one line of the group: the text of each column, aligned to the right."""
         return "".join(f"{text(column):>{column.width}}" for column in self.columns)
 
 
 class Table:
-    """Lines for a terminal; all times in microseconds, all rates in GB/s.
+    """Lines for a terminal; times in microseconds, rates in GB/s; at most 80 characters wide.
 
-    At most 80 characters a line, or all columns if `options.wide`.  Its columns are those for which
-    `first`, the row of the first size, has measurements.
+    Its columns are those for which `first`, the row of the first size, has measurements.
+    `options.wide` shows all columns.
     """
 
-    def __init__(self, options: Options, ranks: int, first: Row) -> None:
+    def __init__(self, options: Options, ranks: int, first: SizeRow) -> None:
         self._options = options
         self._busbw = COLLECTIVES[options.collective].busbw(ranks)
         self._names = list(dict.fromkeys((t.contender, t.place) for t in first.timings))
@@ -86,31 +79,29 @@ class Table:
         return lines
 
     def head(self) -> list[str]:
-        """Return the lines above the rows: groups, names, units."""
         titles = [f"{group.title:^{group.width}}" for group in self._groups]
         names = [group.line(lambda column: column.name) for group in self._groups]
         units = [group.line(lambda column: column.unit) for group in self._groups]
         return ["#" + "".join(texts)[1:].rstrip() for texts in (titles, names, units)]
 
-    def line(self, row: Row) -> str:
-        """Return the line of one size."""
+    def line(self, row: SizeRow) -> str:
         texts = (group.line(lambda column: column.cell(row)) for group in self._groups)
         return "".join(texts).rstrip()
 
     # --- columns ---
 
-    def _narrow(self) -> list[_Group]:
-        places = [_Group(place, self._narrow_place(place)) for place in self._places]
+    def _narrow(self) -> list[_ColumnGroup]:
+        places = [_ColumnGroup(place, self._narrow_place(place)) for place in self._places]
         wrong = _Column("#wrong", "", 7, lambda row: self._wrong(row, self._places))
-        last = _Group(places[-1].title, [*places[-1].columns, wrong])
-        return [_Group("", [self._size(), self._algorithm()]), *places[:-1], last]
+        last = _ColumnGroup(places[-1].title, [*places[-1].columns, wrong])
+        return [_ColumnGroup("", [self._size(), self._algorithm()]), *places[:-1], last]
 
     def _narrow_place(self, place: str) -> list[_Column]:
         columns = [self._time(OURS, place, 7), self._rate(OURS, place, 8)]
         has_baseline = any(name != OURS and where == place for name, where in self._names)
         return [*columns, self._speedup(place)] if has_baseline else columns
 
-    def _wide(self) -> list[_Group]:
+    def _wide(self) -> list[_ColumnGroup]:
         dtype = _TYPES.get(self._options.dtype, self._options.dtype)
         first = [
             self._size(),
@@ -120,15 +111,15 @@ class Table:
             self._algorithm(),
         ]
         baselines = [
-            _Group(f"{name}, {place}", self._wide_baseline(name, place))
+            _ColumnGroup(f"{name}, {place}", self._wide_baseline(name, place))
             for name, place in self._names
             if name != OURS
         ]
-        places = [_Group(place, self._wide_place(place)) for place in self._places]
-        return [_Group("", first), *places, *baselines]
+        places = [_ColumnGroup(place, self._wide_place(place)) for place in self._places]
+        return [_ColumnGroup("", first), *places, *baselines]
 
     def _wide_place(self, place: str) -> list[_Column]:
-        def cell(write: Callable[[Timing], str]) -> Callable[[Row], str]:
+        def cell(write: Callable[[Timing], str]) -> Callable[[SizeRow], str]:
             return lambda row: _text(row.timing(OURS, place), write)
 
         columns = [
@@ -142,7 +133,7 @@ class Table:
         return [*columns, self._speedup(place)] if self._options.baselines else columns
 
     def _wide_baseline(self, name: str, place: str) -> list[_Column]:
-        def marked(row: Row) -> str:
+        def marked(row: SizeRow) -> str:
             timing = row.timing(name, place)
             return "!!" if timing is not None and timing.wrong else ""
 
@@ -153,7 +144,7 @@ class Table:
         return _Column("size", "(B)", 10, lambda row: str(row.timings[0].nbytes))
 
     def _algorithm(self) -> _Column:
-        def name(row: Row) -> str:
+        def name(row: SizeRow) -> str:
             # One word, so that scripts can split the line.
             word = row.algorithm.replace(" ", "")
             return word if len(word) <= _ALGORITHM else f"{word[: _ALGORITHM - 1]}…"
@@ -172,7 +163,7 @@ class Table:
     def _speedup(self, place: str) -> _Column:
         return _Column("speedup", "", 8, lambda row: digits(row.speedup(place)))
 
-    def _wrong(self, row: Row, places: Sequence[str]) -> str:
+    def _wrong(self, row: SizeRow, places: Sequence[str]) -> str:
         found = [row.timing(OURS, place) for place in places]
         wrong = [timing.wrong for timing in found if timing is not None]
         if None in wrong:

@@ -38,7 +38,7 @@ from ringreduce.errors import (
     numbered,
 )
 from ringreduce.messages.binding import Arithmetic
-from ringreduce.messages.executor import Executable as MessagesExecutable
+from ringreduce.messages.executor import MessageExecutable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.planning.plan import Plan
 from ringreduce.point_to_point.by_mailbox import MailboxRoad
@@ -47,11 +47,10 @@ from ringreduce.point_to_point.endpoint import Endpoint
 from ringreduce.point_to_point.road import Road
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.allocator import Arena
-from ringreduce.shm.executable import Executable as ShmExecutable
+from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.fast_path import SCATTER_TO_OUT, CompiledCall, FastPath, key_of
+from ringreduce.shm.gpu_staging import GpuExecutable, PinnedPieces
 from ringreduce.shm.list_table import ListTable
-from ringreduce.shm.pieces import Blocks
-from ringreduce.shm.pieces import Executable as PiecesExecutable
 from ringreduce.shm.program import SharedMemory
 from ringreduce.shm.segments import Segments
 from ringreduce.trace.recorder import ASYNC, CALL, MESSAGE, RECORDERS
@@ -109,7 +108,7 @@ class Engine:
         self._flows = FlowCache(transport, config)
         self.arena = None if segments is None else Arena(segments.arena)
         """Allocates arrays that the other ranks reach; None if the ranks share no memory."""
-        self._blocks: dict[Device, Blocks] = {}
+        self._blocks: dict[Device, PinnedPieces] = {}
         """Pinned host memory for calls on a GPU, by device."""
         self.shared_memory: SharedMemory | None = None
         """The memory that all ranks of the communicator share; None if they share none."""
@@ -340,8 +339,8 @@ class Engine:
         call.plan = call.pieces[0][0]  # errors show its schedule
         blocks = self._blocks.get(call.device)
         if blocks is None:
-            blocks = self._blocks[call.device] = Blocks(self.reachable, call.stream)
-        return PiecesExecutable(pieces, call.device, call.wire_dtype, blocks)
+            blocks = self._blocks[call.device] = PinnedPieces(self.reachable, call.stream)
+        return GpuExecutable(pieces, call.device, call.wire_dtype, blocks)
 
     def reachable(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
         """Return an array in this rank's segment, or a private array without space there."""
@@ -363,7 +362,7 @@ class Engine:
             )
         how = arithmetic, call.in_flight, call.staged_bytes
         task = Task(call.plan, device, dtype, call.shapes, *how)
-        return MessagesExecutable(task, self._flows, self._control)
+        return MessageExecutable(task, self._flows, self._control)
 
     def discard(self, call: Call) -> None:
         """Have the executable of a call freed soon.  Any thread may call this at any time."""

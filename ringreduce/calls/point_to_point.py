@@ -17,7 +17,7 @@ from ringreduce.calls.runner import Runner
 from ringreduce.config import as_seconds
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
-from ringreduce.point_to_point.road import Kind
+from ringreduce.point_to_point.road import DtypeAndShape
 from ringreduce.system.place import tell_survived
 from ringreduce.trace.recorder import RECORDERS, waiting
 
@@ -299,7 +299,7 @@ class PointToPoint(Runner):
     ) -> Operation:
         array = as_array(where, x)
         check_movable(where, array.dtype)
-        kind = Kind.of(array.dtype, array.shape)
+        kind = DtypeAndShape.of(array.dtype, array.shape)
         data = np.ascontiguousarray(to_host(where, array))
         return self._operation(where, True, peer, tag, kind, data, data, timeout_s)
 
@@ -310,7 +310,7 @@ class PointToPoint(Runner):
         view = as_writable(where, out)
         check_movable(where, view.dtype)
         check_out(where, view, view.shape, view.dtype)
-        kind = Kind.of(view.dtype, view.shape)
+        kind = DtypeAndShape.of(view.dtype, view.shape)
         direct = isinstance(view, np.ndarray) and view.flags.c_contiguous
         data = view if direct else np.empty(view.shape, view.dtype)
         memory = view if isinstance(view, np.ndarray) else data
@@ -328,7 +328,7 @@ class PointToPoint(Runner):
         sends: bool,
         peer: int | None,
         tag: int,
-        kind: Kind,
+        kind: DtypeAndShape,
         data: np.ndarray,
         memory: np.ndarray,
         timeout_s: float | None,

@@ -16,8 +16,8 @@ _BETWEEN_TRIES_S = 0.01
 def hold(path: Path, wait_s: float) -> Iterator[bool]:
     """Hold the lock of the file `path` until the block ends; yield whether this process holds it.
 
-    While another process holds the lock, waits at most `wait_s` seconds, then yields False.  The
-    system releases the locks of a process that ends.  Where files have no locks, yields True.
+    Waits at most `wait_s` seconds for another process.  The system releases the locks of a
+    process that ends.  Where files have no locks, yields True.
     """
     file = -1
     with contextlib.suppress(OSError):  # a folder in which no file can be made

@@ -1,4 +1,4 @@
-"""Functions of CPython's C API, on objects by their addresses.
+"""Functions of C by their addresses: CPython's C API, and those that NumPy and torch give.
 
 Compiled code calls the C functions themselves.  Python runs the bodies below.
 """
@@ -9,6 +9,7 @@ import ctypes
 import threading
 from typing import Any
 
+from ringreduce.compiler.pyobjects import WRITABLE
 from ringreduce.compiler.records import Address
 
 
@@ -24,10 +25,7 @@ def integer(value: int) -> Address:
 
 
 def number_within(integer: Address, overflow: Address) -> int:
-    """The value of the Python int at an address: ``PyLong_AsLongLongAndOverflow``.
-
-    -1 if the value has more than 64 bits.  `overflow` is an int of C for the C function.
-    """
+    """Return a Python int, -1 above 64 bits, by ``PyLong_AsLongLongAndOverflow``."""
     value: int = _object_at(integer)
     return value if -(1 << 63) <= value < 1 << 63 else -1
 
@@ -49,10 +47,7 @@ def set_item(items: Address, index: int, value: Address) -> None:
 
 
 def leave_interpreter() -> Address:
-    """Release the interpreter's lock: ``PyEval_SaveThread``; the state for `enter_interpreter`.
-
-    Uncompiled code needs the lock and keeps it.
-    """
+    """Release the interpreter's lock, if compiled (``PyEval_SaveThread``); return its state."""
     return 0
 
 
@@ -61,7 +56,7 @@ def enter_interpreter(state: Address) -> None:
 
 
 def call_object(function: Address, arguments: Address, count: int, names: Address) -> Address:
-    """Call a Python function: ``PyObject_Vectorcall``; a new reference, 0 if it raised.
+    """Call a Python function by ``PyObject_Vectorcall``; return a new reference, 0 if it raised.
 
     Uncompiled, the exception is raised here.
     """
@@ -72,18 +67,12 @@ def call_object(function: Address, arguments: Address, count: int, names: Addres
 
 
 def attribute(value: Address, name: Address) -> Address:
-    """A new reference to an attribute: ``PyObject_GetAttr``; 0 if it raised.
-
-    Uncompiled, the exception is raised here.
-    """
+    """Return a new reference to an attribute by ``PyObject_GetAttr``; 0 if compiled and raised."""
     return _new_reference(getattr(_object_at(value), _object_at(name)))
 
 
 def forget_exception() -> None:
-    """Go on as if no exception had been raised: ``PyErr_Clear``.
-
-    Uncompiled code has nothing to forget: exceptions propagate as in any Python.
-    """
+    """Forget an exception of compiled code (``PyErr_Clear``); in Python exceptions propagate."""
 
 
 def keep_object(address: Address) -> None:
@@ -112,3 +101,47 @@ def _object_at(address: Address) -> Any:
 def _new_reference(value: Any) -> Address:
     keep_object(id(value))
     return id(value)
+
+
+_Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_NewArray = ctypes.PYFUNCTYPE(
+    ctypes.c_void_p,
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
+)
+_SetBase = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def describe(function: Address, value: Address, into: Address) -> int:
+    """Write the DLTensor of an object to `into`; return 0, or -1 if that raised.
+
+    `function` is ``dltensor_from_py_object_no_sync`` of DLPack's exchange API.
+    """
+    try:
+        result: int = _Describe(function)(value, into)
+    except Exception:  # of another library
+        return -1
+    return result
+
+
+def new_array(
+    function: Address,
+    kind: Address,
+    dtype: Address,
+    ndim: int,
+    shape: Address,
+    strides: Address,
+    data: Address,
+) -> Address:
+    """Return a new writable array, of type `kind`, over memory: ``PyArray_NewFromDescr``.
+
+    Returns 0 if that raised.  The array takes over a reference to `dtype`.
+    """
+    made: int = _NewArray(function)(kind, dtype, ndim, shape, strides, data, WRITABLE, None)
+    return made
+
+
+def set_base(function: Address, array: Address, base: Address) -> int:
+    """Give an array a reference to its memory's owner: ``PyArray_SetBaseObject``; -1: raised."""
+    result: int = _SetBase(function)(array, base)
+    return result

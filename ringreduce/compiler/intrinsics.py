@@ -1,8 +1,7 @@
 """Instructions for functions that Numba cannot compile from Python.
 
-The functions themselves, with bodies for Python, are in `records`, `memory`, `interpreter` and
-`foreign`.  This module gives Numba the types and instructions of each.  It is imported only to
-compile.
+The functions themselves, with bodies for Python, are in `records`, `memory` and `interpreter`.
+This module gives Numba the types and instructions of each.  It is imported only to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numba.extending import lower_builtin, register_jitable, type_callable
 from numba.np.numpy_support import from_dtype
 from numpy import dtype
 
-from ringreduce.compiler import foreign, interpreter, memory, pyobjects, records
+from ringreduce.compiler import interpreter, memory, pyobjects, records
 from ringreduce.compiler.records import Record
 
 _WORD, _BYTE, _INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
@@ -35,7 +34,7 @@ _emits: Callable[..., Callable[[_Function], _Function]] = lower_builtin
 
 
 def register() -> None:
-    """Make records and `compilable` functions known to Numba, if they are new since the last call.
+    """Make records and `compilable` functions known to Numba, if they are new.
 
     To be called before every compilation, by one thread at a time.
     """
@@ -46,7 +45,6 @@ def register() -> None:
 
 
 def _register_record(record: type[Record]) -> None:
-    """Let compiled code call ``record(address)``."""
     kind = from_dtype(dtype(record))
 
     @_types(record)
@@ -127,7 +125,6 @@ def _fetch_and_add(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 
 def _is_word(record: Any, field: Any) -> bool:
-    """Whether a record has a field of that literal name that is a word."""
     if not isinstance(record, types.Record) or not isinstance(field, types.StringLiteral):
         return False
     name = field.literal_value
@@ -233,8 +230,6 @@ def _nanoseconds(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
 
 
 def _process_call(name: str) -> Generate:
-    """A generator of calls of process_vm_readv or process_vm_writev."""
-
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(_WORD, (_INT, _WORD, _WORD, _WORD, _WORD, _WORD))
         function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -271,8 +266,6 @@ def _call_run(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
 
 
 def _c_function(name: str, arguments: int, result: Any = _WORD) -> Generate:
-    """A generator of calls of a C function of words."""
-
     def generate(context: Any, builder: Any, _: Any, given: Any) -> Any:
         kind = ir.FunctionType(result, (_WORD,) * arguments)
         called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
@@ -335,11 +328,11 @@ def _call_int(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.sext(called, _WORD)
 
 
-_describe = _compiles(foreign.describe, _INT64(*(_INT64,) * 3))(_call_int)
-_set_base = _compiles(foreign.set_base, _INT64(*(_INT64,) * 3))(_call_int)
+_describe = _compiles(interpreter.describe, _INT64(*(_INT64,) * 3))(_call_int)
+_set_base = _compiles(interpreter.set_base, _INT64(*(_INT64,) * 3))(_call_int)
 
 
-@_compiles(foreign.new_array, _INT64(*(_INT64,) * 7))
+@_compiles(interpreter.new_array, _INT64(*(_INT64,) * 7))
 def _new_array(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     words = (_WORD, _WORD, _INT, _WORD, _WORD, _WORD, _INT, _WORD)
     kind = ir.FunctionType(_WORD, words)

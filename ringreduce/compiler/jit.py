@@ -52,7 +52,7 @@ _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 class CompilationError(Exception):
-    """A function cannot be compiled here."""
+    pass
 
 
 class _BusyError(Exception):
@@ -60,11 +60,8 @@ class _BusyError(Exception):
 
 
 class Loop(NamedTuple):
-    """A function of arrays and numbers, to be compiled for one signature."""
-
     function: Function
     signature: tuple[Any, ...]
-    """Numba's types of the parameters."""
     needs_float16: bool = False
     """Whether it is compiled only where the processor converts float16."""
 
@@ -77,10 +74,7 @@ _LONGEST_WAIT_S = 60.0
 
 
 def share(wanted: Mapping[str, Callable[[], Function | None]], needs_float16: bool = False) -> None:
-    """Compile those of the functions `wanted` that no other process is compiling.
-
-    Arguments as for `address`, which then waits for the other functions.
-    """
+    """Compile those of the functions `wanted` that no other process compiles; see `address`."""
     for name, described in wanted.items():
         if name not in _ADDRESSES:
             _make(_ADDRESSES, name, partial(_address, name, described, needs_float16, wait_s=0))
@@ -91,12 +85,11 @@ def address(
 ) -> int | None:
     """Return the address of the compiled function `name`.  A process compiles a function once.
 
-    `described` returns the Python function, or None if there is no such function; `address` then
-    returns None.  The parameters of the C function are 64-bit integers.  Its result is one too,
-    unless the Python function is annotated to return None.
-
-    Raises CompilationError where there is no Numba, where NUMBA_DISABLE_JIT is set, where
-    `needs_float16` and the processor does not convert float16, and where compiling fails.
+    `described` returns the Python function; if it returns None, so does `address`.  The
+    parameters of the C function are 64-bit integers.  Its result is one too, unless the Python
+    function is annotated to return None.  Raises CompilationError where there is no Numba,
+    where NUMBA_DISABLE_JIT is set, where `needs_float16` and the processor does not convert
+    float16, and where compiling fails.
     """
     if name not in _ADDRESSES:
         make = partial(_address, name, described, needs_float16, wait_s=_LONGEST_WAIT_S)
@@ -109,8 +102,8 @@ def _address(
 ) -> int | None:
     """Load a function, or compile it.
 
-    Waits at most `wait_s` seconds for another process that is compiling the function, and then
-    compiles it here too.  If `wait_s` is 0, raises _BusyError instead.
+    Waits at most `wait_s` seconds for another process that compiles it, then compiles it here
+    too; with 0 raises _BusyError instead.
     """
     path = _kept_in(name)
     if (loaded := _load(path)) is not None:
@@ -131,18 +124,15 @@ def is_kept(name: str) -> bool:
 
 
 def has_address(name: str, needs_float16: bool = False) -> bool:
-    """Whether `address` would find the function `name`.  Compiles nothing."""
     return is_kept(name) or not _obstacle(needs_float16)
 
 
 def _kept_in(name: str) -> Path | None:
-    """The file for the machine code of the C function `name`; None if there is no safe place."""
     folder = _folder(name)
     return folder and folder.parent / f"{name}.code"
 
 
 def _load(path: Path | None) -> int | None:
-    """Load the function that is kept in the file `path`; None if there is none."""
     # A damaged file: without kept code everything works, only slower.
     with contextlib.suppress(Exception):
         if path is not None and (kept := object_files.read(path)) is not None:
@@ -153,7 +143,6 @@ def _load(path: Path | None) -> int | None:
 def _compile(
     name: str, described: Callable[[], Function | None], needs_float16: bool, path: Path | None
 ) -> int | None:
-    """Compile a function, keep it in the file `path`, and load it."""
     if obstacle := _obstacle(needs_float16):
         raise CompilationError(obstacle)
     function = described()
@@ -194,10 +183,9 @@ _KERNELS: dict[str, Function | CompilationError | None] = {}
 
 
 def kernel(name: str, described: Callable[[], Loop]) -> Function | None:
-    """Return the loop `name`, compiled.  A process compiles a loop once.
+    """Return the loop `name`, compiled once in a process; as Python with NUMBA_DISABLE_JIT.
 
-    Returns None where there is no Numba, and where the processor does not convert float16 but the
-    loop needs it.  Where NUMBA_DISABLE_JIT is set, returns the loop as a Python function.
+    None without Numba, and where the loop needs float16 that the processor does not convert.
     """
     if name not in _KERNELS:
         _make(_KERNELS, name, lambda: _kernel(name, described))
@@ -264,11 +252,10 @@ def _make(
 ) -> None:
     """Put the result of `make`, or its failure, into `results`: in a thread of its own.
 
-    If `make` raises _BusyError there is no result yet.
-
-    On the main thread a signal's handler may raise at any moment, also inside code that takes every
-    exception for a fault of the kept file.  The handler's exception would be lost there, and this
-    rank alone would go without the compiled function.
+    If `make` raises _BusyError there is no result yet.  On the main thread a signal's handler
+    may raise at any moment, also inside code that takes every exception for a fault of the kept
+    file.  The handler's exception would be lost there, and this rank alone would go without the
+    compiled function.
     """
 
     def work() -> None:
@@ -306,7 +293,6 @@ def _result(result: Result | CompilationError) -> Result:
 
 
 def _prepare(function: Function, name: str) -> None:
-    """Make Numba ready to compile `function`, under `name`."""
     from ringreduce.compiler import intrinsics
 
     intrinsics.register()
@@ -316,9 +302,9 @@ def _prepare(function: Function, name: str) -> None:
 def _rename(function: Function, name: str) -> None:
     """Give `function`, and the local functions that it calls, names that no other function has.
 
-    Numba names machine code by the function's name and by a count of the functions that this
-    process has compiled.  Two processes could keep different code under one name: a third process,
-    which loaded both, would run one in place of the other.
+    Numba names machine code by the function's name and by a count of this process's functions.
+    Two processes could keep different code under one name, and a third process could load the
+    wrong one.
     """
     function.__qualname__ = function.__name__ = name.replace("-", "_")
     for cell in function.__closure__ or ():
@@ -328,10 +314,7 @@ def _rename(function: Function, name: str) -> None:
 
 
 def _converts_float16(config: Any) -> bool:
-    """Whether the processor converts float16.
-
-    Where it does not, compiled code calls functions that no library here has.
-    """
+    """Whether the processor converts float16: otherwise Numba's code needs missing functions."""
     if platform.machine() == "aarch64":
         return True
     return "+f16c" in object_files.target(config)[1].split(",") and bool(config.ENABLE_AVX)
@@ -340,15 +323,11 @@ def _converts_float16(config: Any) -> bool:
 # --- where code is kept ---------------------------------------------------------------------------
 
 COMPILED_PACKAGES = ("compiler", "devices", "shm")
-"""The packages whose files machine code is made from."""
 _CHANGES_NO_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
 
 
 def _folder(name: str) -> Path | None:
-    """The folder for the machine code `name`; None if there is no safe place.
-
-    All of a start's folders lie in one, with a digest of everything that machine code depends on.
-    """
+    """Return the folder for the machine code `name`, by a digest of its sources, if one is safe."""
     digest = hashlib.sha256()
     try:
         for source in (*_sources(), *_compiler_files()):
@@ -362,7 +341,6 @@ def _folder(name: str) -> Path | None:
 
 
 def _sources() -> Iterator[Path]:
-    """The source files of all packages that have compiled code."""
     for package in COMPILED_PACKAGES:
         yield from sorted((Path(__file__).parent.parent / package).glob("*.py"))
 
@@ -380,7 +358,6 @@ def _compiler_files() -> Iterator[Path]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    """Numba's settings in the environment that change its code."""
     given = ((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
     return sorted((name, value) for name, value in given if name not in _CHANGES_NO_CODE)
 
@@ -388,8 +365,8 @@ def _settings() -> list[tuple[str, str]]:
 def private_folder(folder: Path) -> Path | None:
     """Make `folder` if need be, and return it if no other user can put a file into it, else None.
 
-    All other users must be shut out of the folder, and none may be able to replace the folder or a
-    folder above it.  Raises OSError if the folder cannot be made.
+    No other user may be able to replace the folder or one above it.  Raises OSError if it
+    cannot be made.
     """
     for place in reversed((folder, *folder.parents)):
         if not place.exists():

@@ -17,12 +17,10 @@ _LINE_BYTES = 64
 
 
 def load(address: Address) -> int:
-    """Read the word at an address."""
     return ctypes.c_int64.from_address(address).value
 
 
 def store(address: Address, value: int) -> None:
-    """Write a word to an address."""
     ctypes.c_int64.from_address(address).value = value
 
 
@@ -90,12 +88,10 @@ def call_fold(
     divisor: int,
     memory: Address,
 ) -> None:
-    """Call the compiled fold at an address, with arguments as `devices.folds` describes them."""
     ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(fold)(into, sources, n, count, divisor, memory)
 
 
 def call_run(run: Address, program: Address, number: int, source: Address, target: Address) -> int:
-    """Call `shm.executor.run`, compiled, at an address."""
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)(run)
     result: int = function(program, number, source, target)
     return result

@@ -24,14 +24,10 @@ _ENGINES: list[Any] = []
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A compiled C function."""
-
     name: str
-    """The function's symbol."""
     needs: tuple[str, ...]
     """Symbols of other libraries, Python's among them, that the code uses."""
     code: bytes
-    """The object file."""
 
 
 def compile_function(
@@ -68,7 +64,6 @@ define void @{name}() {{
 
 
 def _declared(module: Any) -> list[str]:
-    """The symbols that a module uses and does not define."""
     symbols = (*module.functions, *module.global_variables)
     return sorted(x.name for x in symbols if x.is_declaration and not x.name.startswith("llvm."))
 
@@ -91,10 +86,7 @@ def target(config: Any) -> tuple[str, str]:
 
 
 def load(made: MachineCode) -> int:
-    """Load a function into memory, until the process ends, and return its address.
-
-    Raises OSError if this process lacks a symbol that the function needs.
-    """
+    """Load a function for good; return its address.  OSError if a symbol is missing."""
     from llvmlite import binding
 
     binding.initialize_native_target()

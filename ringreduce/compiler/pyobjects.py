@@ -27,9 +27,7 @@ _WORD_BYTES = 8
 class PyObject(Record):
     """``object.h``: the head of every object."""
 
-    # References to the object.
     refcount: Word
-    # The address of its type.
     type: Address
 
 
@@ -39,7 +37,6 @@ class PyVarObject(Record):
 
     refcount: Word
     type: Address
-    # Number of items.
     size: Word
 
 
@@ -49,7 +46,6 @@ class PyList(Record):
 
     refcount: Word
     type: Address
-    # Number of items.
     size: Word
     # The address of the items' addresses.
     items: Address
@@ -61,9 +57,7 @@ class PyArray(Record):
 
     refcount: Word
     type: Address
-    # The address of the first element.
     data: Address
-    # Number of dimensions.
     ndim: Int32
     # The address of the dimensions, `ndim` words.
     shape: Address
@@ -71,7 +65,6 @@ class PyArray(Record):
     strides: Address
     # The object that owns the data; 0: the array itself.
     base: Address
-    # The address of the dtype.
     descr: Address
     # NPY_ARRAY flags, as in ``array.flags.num``.
     flags: Int32
@@ -79,7 +72,6 @@ class PyArray(Record):
 
 @compilable
 def tuple_items(items: Address) -> Address:
-    """The address of the addresses of a tuple's items, which follow its head."""
     return items + _TUPLE_HEAD_BYTES
 
 
@@ -90,7 +82,6 @@ def tuple_item(items: Address, index: int) -> Address:
 
 @compilable
 def same_kind(a: PyArray, b: PyArray) -> bool:
-    """Whether two arrays have the same type, dtype and shape."""
     if a.type != b.type or a.descr != b.descr or a.ndim != b.ndim:
         return False
     for i in range(a.ndim):

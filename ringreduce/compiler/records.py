@@ -28,7 +28,6 @@ RecordType = TypeVar("RecordType", bound="type[Record]")
 MARKED: list[Callable[..., Any]] = []
 """Functions that `compilable` has marked and no compiler knows yet."""
 DECLARED: list[type[Record]] = []
-"""Records that no compiler knows yet."""
 
 
 def compilable(function: Function) -> Function:
@@ -72,13 +71,11 @@ def record(cls: RecordType) -> RecordType:
 
 
 def size_of(cls: type[Record]) -> int:
-    """The size of a record in bytes."""
     structure: Any = cls
     return ctypes.sizeof(structure)
 
 
 def offset_of(cls: type[Record], field: str) -> int:
-    """The offset of a field from the beginning of its record, in bytes."""
     offset: int = getattr(cls, field).offset
     return offset
 
@@ -89,7 +86,6 @@ def address_of(record: Record) -> Address:
 
 
 def array_address(array: np.ndarray) -> Address:
-    """The address of an array's first byte."""
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -108,8 +104,8 @@ def store_release(record: Record, field: str, value: int) -> None:
 def compare_and_swap(record: Record, field: str, expected: int, value: int) -> bool:
     """Replace `expected` by `value` in a field at once; return False if another value is there.
 
-    After a swap the code that follows sees all that the writer of `expected` wrote before.  Only
-    compiled code is atomic: uncompiled, no other thread may access the field meanwhile.
+    After a swap the code that follows sees all that the writer of `expected` wrote before.
+    Only compiled code is atomic: uncompiled, no other thread may access the field meanwhile.
     """
     if getattr(record, field) != expected:
         return False
@@ -120,8 +116,8 @@ def compare_and_swap(record: Record, field: str, expected: int, value: int) -> b
 def fetch_and_add(record: Record, field: str, value: int) -> int:
     """Add `value` to a field at once, and return the field's old value.
 
-    Whoever sees the new value sees all that this thread wrote before.  Atomic as
-    `compare_and_swap` is.
+    A thread that sees the new value sees all that this thread wrote before.  Atomic as
+    `compare_and_swap`.
     """
     before: int = getattr(record, field)
     setattr(record, field, before + value)

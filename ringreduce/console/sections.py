@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 
 def columns() -> int:
-    """Return the columns of the terminal; 80 if standard output is none."""
     return shutil.get_terminal_size().columns
 
 
@@ -24,7 +23,6 @@ def wrapped(text: str, indent: int = 4) -> str:
 
 
 def print_section(*lines: str) -> None:
-    """Print an empty line and then the lines, each wrapped."""
     print("", *map(wrapped, lines), sep="\n")
 
 

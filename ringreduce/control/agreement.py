@@ -81,15 +81,13 @@ class Recovery(Protocol):
     def tally(self) -> tuple[Any, Any]:
         """Return the number of messages ever sent to, and received from, each peer."""
 
-    def sends_done(self) -> bool:
-        """Return whether no send is under way."""
+    def sends_done(self) -> bool: ...
 
     @property
     def rounds(self) -> int:
         """Number of rounds through shared memory that this rank has begun."""
 
-    def start_afresh(self, rounds: int) -> None:
-        """Forget the call, and count rounds from `rounds` on."""
+    def start_afresh(self, rounds: int) -> None: ...
 
 
 class Agreement:
@@ -98,9 +96,7 @@ class Agreement:
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self.transport = transport
         self.timeout_s = timeout_s
-        """Seconds without progress until a call times out, unless the call has its own."""
         self.number = -1
-        """The number of the latest call begun."""
         self.completed = 0
         """Calls that this rank has completed, as the engine counts them: the next call's number."""
         self.calls: deque[Signature] = deque(maxlen=_REMEMBERED_CALLS)
@@ -117,9 +113,7 @@ class Agreement:
         self._expected: dict[int, str] = {}
         """By number of a call that has not begun here: the digest that a stalled peer has sent."""
         self._reports: dict[int, dict[str, Any]] = {}
-        """By rank: its recent calls and counts, after an abort."""
         self._statuses: dict[int, dict[str, Any]] = {}
-        """By rank: its answer to an alarm."""
         self._elsewhere: dict[int, dict[str, Any]] = {}
         """By rank that waits in another communicator, or has timed out there: the call there."""
         self.tell_others: Callable[[bool], None] = lambda unasked: None
@@ -138,9 +132,7 @@ class Agreement:
         self._farewells: set[int] = set()
         """Ranks of a broken communicator whose processes are about to end."""
         self._early: list[tuple[int, dict[str, Any]]] = []
-        """Messages of a later epoch, with their senders."""
         self._waiting_since = 0.0
-        """When the present wait began, by the clock."""
         self._clock = WaitClock().now
         self._asked = False
         """Whether this rank has sent the signature of its call in the present wait."""
@@ -175,11 +167,10 @@ class Agreement:
         self._abort(min(number_of(header), self.number))
 
     def wait(self, idle: int, ahead: int = 0) -> None:
-        """Pause after the poll number `idle` since the last progress that moved nothing.
+        """Pause after `idle` polls without progress; poll the control channel.
 
-        Polls the control channel, and lets other threads and processes use the core.  `ahead` polls
-        are added to `idle` to decide how long to pause.  Raises an Interrupt if the call cannot
-        complete or has made no progress for the timeout.
+        `ahead` polls are added to `idle` to decide how long to pause.  Raises an Interrupt
+        if the call cannot complete or has made no progress for the timeout.
         """
         if idle == 1:
             self._waiting_since = self._clock()
@@ -339,8 +330,8 @@ class Agreement:
     def part(self) -> None:
         """Wait until all ranks have completed the last call and received all control messages.
 
-        Then the control channel can be freed, and the last call ends alike on all ranks.  Raises an
-        Interrupt if a rank aborts the call instead.
+        Then the control channel can be freed.  Raises an Interrupt if a rank aborts the
+        call instead.
         """
         self._send_all("parting")
         self._poll_until(
@@ -354,10 +345,10 @@ class Agreement:
     def settle(
         self, interrupt: Interrupt, recovery: Recovery, schedule: Schedule
     ) -> RingReduceError:
-        """Settle the interrupted call with all ranks; return the error to raise.
+        """Settle the interrupted call, of `schedule`, with all ranks; return the error to raise.
 
-        After a MismatchError the communicator is as if the call had never been made; after any
-        other error it is broken.  `schedule` is the schedule of the call.
+        After a MismatchError the communicator is as if the call had never been made; after
+        any other error it is broken.
         """
         try:
             if isinstance(interrupt, Aborted):
@@ -377,7 +368,6 @@ class Agreement:
         self._send_all("left", completed=self.completed, reason=reason, lost=lost)
 
     def flush(self, seconds: float) -> None:
-        """Wait `seconds` at most until all control messages are on their way."""
         end, idle = time.monotonic() + seconds, 0
         while not self._all_sent() and time.monotonic() < end:
             idle += 1
@@ -416,7 +406,6 @@ class Agreement:
         return MismatchError(text, not any(self.transport.rank in ranks[1:] for ranks in alike))
 
     def _history(self) -> dict[str, Any]:
-        """Return the remembered calls: the first number, the signatures, and each call's index."""
         places: dict[Signature, int] = {}
         calls = [places.setdefault(signature, len(places)) for signature in self.calls]
         signatures = [[s.collective, list(map(list, s.arguments))] for s in places]
@@ -481,7 +470,6 @@ class Agreement:
         return PeerTimeoutError(verdict["text"], ranks=tuple(verdict["ranks"]))
 
     def _status(self, recovery: Recovery) -> dict[str, Any]:
-        """Return the number of this rank's call, the step, and the peers it waits for."""
         step, peers = recovery.where()
         if self._abort_at is not None and self._abort_at <= self.number:
             step, peers = None, [peer for peer in self._others() if peer not in self._reports]

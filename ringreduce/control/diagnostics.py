@@ -17,12 +17,11 @@ _MOST_STEPS = 20_000
 
 
 def describe_mismatch(reports: Mapping[int, Mapping[str, Any]]) -> tuple[str, list[list[int]]]:
-    """Describe the earliest call that differs between ranks.
+    """Describe the earliest call that differs between ranks; return also the groups of equal calls.
 
-    Also returns the ranks in groups that made the same call.  A report has the number of the
-    `first` call that its rank remembers.  Its `calls` are, for this call and each later one, the
-    index of the signature in `signatures`.  Its `end_of` says where the end is that the rank has
-    reached, such as "the program", if it closes the communicator for that reason; else "".
+    A report has the number of the `first` call that its rank remembers.  Its `calls` are, for
+    this call and each later one, the index of the signature in `signatures`.  If the rank
+    closes at an end, such as that of the program, `end_of` names it.
     """
     latest = {rank: r["first"] + len(r["calls"]) - 1 for rank, r in reports.items()}
     first = min(report["first"] for report in reports.values())
@@ -96,7 +95,6 @@ _WANTED = {"array": "dtype and shape", "memory": "kind of memory"}
 
 
 def _say(name: str, value: str | None) -> str:
-    """Return an argument as the user passed it; None: the rank did not pass it."""
     if name == "memory":
         return f"memory of a {value}" if value else "memory of the host"
     if value is None:
@@ -105,7 +103,6 @@ def _say(name: str, value: str | None) -> str:
 
 
 def call_text(call: CallText) -> str:
-    """Return a call as the user wrote it, with the arguments that ranks must pass alike."""
     return f"{call[0]}({', '.join(_say(name, value) for name, value in call[1])})"
 
 
@@ -118,7 +115,6 @@ def _by_rank(said: Mapping[int, str], one: str, many: str) -> str:
 
 
 def _groups(said: Mapping[int, str]) -> list[list[int]]:
-    """The ranks of each text, in ascending order; the smallest group first."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(said.items()):
         groups.setdefault(text, []).append(rank)
@@ -138,13 +134,12 @@ def describe_timeout(
     timeout_s: float,
     elsewhere: Mapping[int, Mapping[str, Any]] = {},
 ) -> tuple[str, list[int]]:
-    """Describe a timeout, and return the ranks that are to blame as well.
+    """Describe a timeout; return also the ranks to blame.
 
-    The text names these ranks, then the peers that each rank waits for, and ends with a drawing of
-    the schedule.  `statuses` are the answers to a roll call: rank -> number of the call, step, and
-    peers that the rank waits for.  `schedule` is that of the lowest rank that answered.
-    `elsewhere` has the ranks that waited in another communicator: the number of their latest call
-    here, and the text of the call there.
+    The text names these ranks, then the peers that each rank waits for, and ends with a drawing
+    of `schedule`, of the lowest rank that answered.  `statuses` are the answers to a roll call:
+    rank -> number of the call, step, awaited peers.  `elsewhere`: ranks that waited in another
+    communicator, with the number of their latest call here and the text of the call there.
     """
     there = {rank: said for rank, said in elsewhere.items() if rank not in statuses}
     number = statuses[min(statuses)]["number"]
@@ -184,7 +179,7 @@ def _culprits(
     statuses: Mapping[int, Mapping[str, Any]],
     number: int,
 ) -> list[int]:
-    """Return the silent ranks that another rank waits for, or that cannot have finished the call.
+    """Return the silent ranks that others wait for, or that cannot have finished the call.
 
     Any other silent rank may have done its part, and be busy outside of the library.
     """
@@ -203,8 +198,8 @@ def _culprits(
 def _may_have_finished(schedule: Schedule, stuck: Mapping[int, int]) -> set[int]:
     """Return the ranks that can finish all their steps although others are stuck.
 
-    `stuck` has the step that a rank never ends; -1 if it never begins the first.  Sends are taken
-    not to wait for their receives.  Empty if the schedule is too long to follow.
+    `stuck` has the step that a rank never ends; -1 if it never begins the first.  Sends are
+    taken not to wait for their receives.  Empty if the schedule is too long to follow.
     """
     ranks = range(schedule.size)
     if sum(schedule.claim(rank).steps for rank in ranks) > _MOST_STEPS:

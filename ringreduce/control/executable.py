@@ -1,7 +1,7 @@
 """Executables: plans that can be run, and the functions of the engine that they use.
 
-There are two kinds of executables, `ringreduce.messages.executor.Executable` and
-`ringreduce.shm.executable.Executable`.  The engine chooses one for each kind of call and then
+There are two kinds of executables, `ringreduce.messages.executor.MessageExecutable` and
+`ringreduce.shm.executable.ShmExecutable`.  The engine chooses one for each kind of call and then
 treats both alike.
 """
 
@@ -19,11 +19,9 @@ class LoggedMessage(NamedTuple):
     """A message of a run that this rank has started: its call, slice and step, and its peer."""
 
     call: int
-    """The number of the call."""
     slice: int
     step: int
     direction: str
-    """``"send"`` or ``"recv"``."""
     peer: int
     nbytes: int
     """Bytes of data, without the signature."""
@@ -31,7 +29,7 @@ class LoggedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Control:
-    """The functions of the engine that a running executable uses."""
+    """The engine's functions for a running executable."""
 
     wait_until: Callable[[Callable[[], bool]], None]
     """Poll a test until it is true.  Raises an Interrupt if the call cannot complete."""
@@ -54,8 +52,7 @@ class Executable(Protocol):
     moved: bool
     """Whether the latest `test` made progress."""
 
-    def run(self, header: bytes, source: Any, target: Any) -> None:
-        """Run the plan to its end.  Arguments: as for `start`."""
+    def run(self, header: bytes, source: Any, target: Any) -> None: ...
 
     def start(self, header: bytes, source: Any, target: Any) -> None:
         """Begin to run the plan from `source` into `target`, without waiting for any rank.

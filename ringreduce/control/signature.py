@@ -32,5 +32,4 @@ class Signature:
 
 
 def number_of(header: bytes) -> int:
-    """Return the call number that a header carries."""
     return int.from_bytes(header[DIGEST_BYTES:HEADER_BYTES], "little")

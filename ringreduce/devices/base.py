@@ -33,8 +33,7 @@ class Device(Protocol):
     def stream(self) -> Stream | None:
         """The queue for all work on arrays that the processor cannot reach; None if it can."""
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
-        """Return an uninitialised C-ordered array."""
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array: ...
 
     def scratch(self, nbytes: int) -> Array:
         """Return uninitialised bytes that are written and read again and again."""
@@ -43,51 +42,39 @@ class Device(Protocol):
         """Return the elements in C order, flat and contiguous: a view if possible, else a copy."""
 
     def fold(self, op: str, dtype: DTypeLike) -> FoldFunction:
-        """Return the function that combines two arrays of `dtype` under `op`.
+        """Return the function that combines two arrays of `dtype` under `op`, without warnings.
 
-        16-bit floats are combined in float32 and rounded once.  NaN, infinity and overflow give no
-        warnings.
+        16-bit floats are combined in float32 and rounded once.
         """
 
     def fold_many(self, op: str, dtype: DTypeLike) -> FoldManyFunction:
-        """Return the function that combines any number of arrays of `dtype` under `op`.
-
-        16-bit floats are accumulated in float32 and rounded once.
-        """
+        """Return the function that combines any number of arrays; `fold` for two."""
 
     def divide(self, array: Array, by: int) -> None:
         """Divide `array` by `by` in place, rounded once; 16-bit floats are divided in float32."""
 
     def convert(self, source: Array, into: Array) -> None:
-        """Copy float32 or float64 into as many 16-bit floats, rounded once; or back.
+        """Copy flat float32 or float64 into as many 16-bit floats, rounded once; or back.
 
-        Both arrays are flat and contiguous.  Every NaN becomes the format's positive quiet NaN.
+        Every NaN becomes the format's positive quiet NaN.
         """
 
     def bytes_of(self, array: Array) -> memoryview:
         """Return the bytes of a contiguous array in host memory, without a copy."""
 
-    def address(self, array: Array) -> int:
-        """Return the address of the array's first byte."""
+    def address(self, array: Array) -> int: ...
 
     def unowned(self, array: Array) -> Array:
         """Return another contiguous array of the same memory, which does not keep it alive."""
 
-    def overlap(self, a: Array, b: Array) -> bool:
-        """Return whether two arrays share any byte."""
+    def overlap(self, a: Array, b: Array) -> bool: ...
 
 
 class Mark(Protocol):
-    """A place in a stream."""
-
-    def set(self) -> None:
-        """Place the mark behind all work that has been queued so far."""
+    def set(self) -> None: ...
 
     def reached(self) -> bool:
-        """Return whether all work before the mark is done; True if the mark was never set.
-
-        Raises the error of that work.
-        """
+        """Return whether all work before the mark is done, True if never set; raise its error."""
 
 
 class Stream(Protocol):
@@ -107,16 +94,13 @@ class Stream(Protocol):
         """Begin work that the caller queues from now on after all work that was queued here."""
 
     def callers_empty(self) -> Callable[[int | tuple[int, ...], DTypeLike], Array]:
-        """Return the device's `empty` for arrays that the caller of this method uses and frees."""
+        """Return `empty` for arrays that the caller of this method uses and frees."""
 
     def pinned(self, nbytes: int) -> Array:
         """Return uninitialised bytes of host memory for copies; it is slow to allocate."""
 
     def pin(self, host: Array) -> None:
-        """Pin whole pages of host memory, so that copies from and to them are fast.
-
-        They are pinned until `close`, or until the array `host` is freed.
-        """
+        """Pin whole pages of host memory, for fast copies, until `close` or the end of `host`."""
 
     def copy_out(self, source: Array, host: Array) -> None:
         """Queue a copy of an array into pinned bytes of its length."""
@@ -124,8 +108,7 @@ class Stream(Protocol):
     def copy_in(self, host: Array, into: Array) -> None:
         """Queue a copy of pinned bytes into an array of their length."""
 
-    def mark(self) -> Mark:
-        """Return a mark that is not set yet."""
+    def mark(self) -> Mark: ...
 
     def close(self) -> None:
         """Wait until all queued work is done, and unpin what `pin` has pinned."""

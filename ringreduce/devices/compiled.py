@@ -20,7 +20,7 @@ FOLD_BYTES = 64
 def fold(op: str, dtype: DTypeLike) -> int | None:
     """Return the address of the fold of `op` and `dtype`; None if there is no such fold.
 
-    `devices.folds` describes the function.  To be called where `shm.functions.is_available`: there
+    `devices.folds` describes the function.  Call it where `shm.functions.is_available`: there
     all ranks have the same folds.  Elsewhere it may raise `jit.CompilationError`.
     """
     op, dtype = "sum" if op == "mean" else op, np.dtype(dtype)
@@ -34,10 +34,7 @@ def _fold(op: str, dtype: np.dtype[Any]) -> Callable[..., None] | None:
 
 
 def kernel(name: str) -> Callable[..., None] | None:
-    """Return the loop `name` of `devices.float16_kernels`, compiled; None where that is impossible.
-
-    Without Numba none can be compiled; those of float16 need a processor that converts float16.
-    """
+    """Return a compiled loop of `float16_kernels`; None without Numba or needed instructions."""
     return jit.kernel(name, partial(_loop, name))
 
 

@@ -57,7 +57,6 @@ _PAIRED = ("sum-bfloat16", "prod-bfloat16")
 """Kernels for which there is a faster one that combines two elements at a time."""
 _byte_of: Callable[[Any], c_char] = c_char.from_buffer
 _HUGE_PAGE = 2 << 20
-"""Bytes."""
 _ON_HUGE_PAGES_FROM = 256 << 10
 """Bytes of scratch from which it is on huge pages."""
 _BLOCK = 1 << 16
@@ -69,10 +68,9 @@ _FoldBlock = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray], None]
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make `function` run without NumPy's floating-point warnings, whatever the caller has set.
 
-    An overflow, or inf - inf, follows from the values of all ranks, so no rank can prevent it, and
-    an exception on one rank would break the call.  NumPy keeps its settings in a context variable.
-    To enter a context costs next to nothing; ``np.errstate`` costs 1 us.  One thread at a time may
-    be inside the context.
+    An overflow, or inf - inf, follows from the values of all ranks, so no rank can prevent it,
+    and an exception on one rank would break the call.  NumPy's context variable costs next to
+    nothing, ``np.errstate`` 1 us.  One thread at a time may be inside the context.
     """
     context = Context()
     context.run(np.seterr, all="ignore")
@@ -80,8 +78,6 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Memory:
-    """The address and the size of an array's bytes, without a reference to the array."""
-
     def __init__(self, array: np.ndarray) -> None:
         flat = array.reshape(-1).view(np.uint8).__array_interface__
         self.__array_interface__ = {
@@ -90,7 +86,6 @@ class _Memory:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Return the address of the array's first byte."""
     try:
         return addressof(_byte_of(array))  # takes a fifth of the time of the other way
     except (TypeError, ValueError, BufferError):  # read-only, empty, bfloat16, not contiguous
@@ -99,11 +94,7 @@ def address_of(array: np.ndarray) -> int:
 
 
 class CpuDevice:
-    """NumPy arrays.
-
-    One thread at a time may fold, divide and convert, by the methods or by the functions that they
-    return.
-    """
+    """NumPy arrays.  One thread at a time may fold, divide and convert."""
 
     name = "cpu"
     stream = None
@@ -120,9 +111,8 @@ class CpuDevice:
     def scratch(self, nbytes: int) -> np.ndarray:
         """Return uninitialised bytes: if many, on huge pages where the system has such pages.
 
-        Small pages are scattered in physical memory and compete for some sets of the cache.  On
-        small pages the same all-reduce of 16 MiB took 1.3 to 2.1 times as long, depending on the
-        process.
+        Small pages compete for some sets of the cache: on them the same all-reduce of 16
+        MiB took 1.3 to 2.1 times as long, depending on the process.
         """
         if nbytes < _ON_HUGE_PAGES_FROM:
             return np.empty(nbytes, np.uint8)
@@ -199,7 +189,6 @@ class CpuDevice:
         return fold_block
 
     def _accumulate(self, op: str, dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], None]:
-        """Return ``accumulate(source, total)``, which combines into float32."""
         op = "sum" if op == "mean" else op
         kernel = compiled.kernel(f"accumulate-{op}-{dtype.name}")
         if kernel is None:

@@ -38,7 +38,6 @@ _MOST_WORK = 100_000
 
 
 def as_gpu_array(x: Array) -> Array:
-    """Return a CuPy array of the same memory, which CuPy's current stream may use."""
     return x if isinstance(x, cupy.ndarray) else cupy.from_dlpack(x)
 
 
@@ -50,17 +49,12 @@ def to_host(array: Array) -> np.ndarray:
 
 
 def from_host(host: np.ndarray, into: Array) -> None:
-    """Copy an array of host memory into an array on a GPU, in CuPy's current stream.
-
-    The caller may change `host` afterwards.
-    """
+    """Copy `host`, which may change afterwards, into a GPU's array in CuPy's current stream."""
     with into.device:
         into[...] = cupy.asarray(host)
 
 
 class CudaDevice:
-    """CuPy arrays of one GPU, and a stream."""
-
     name = "cuda"
 
     def __init__(self, gpu: int = 0) -> None:
@@ -166,13 +160,12 @@ class CudaDevice:
 
 
 def _launch(kernel: cupy.RawKernel, count: int, *arguments: Array | float) -> None:
-    """Start a kernel on `count` elements; its last argument is their number."""
     if count:
         blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
         kernel((blocks,), (_THREADS,), (*arguments, np.int64(count)))
 
 
-class _Layout:
+class _Addresses:
     """The addresses of an array's elements, for NumPy, which reads none of the elements."""
 
     def __init__(self, array: Array) -> None:
@@ -186,12 +179,10 @@ class _Layout:
 
 
 def _layout(array: Array) -> np.ndarray:
-    return np.asarray(_Layout(array))
+    return np.asarray(_Addresses(array))
 
 
 class CudaMark:
-    """An event of a `CudaStream`."""
-
     def __init__(self, gpu: int, stream: cupy.cuda.Stream) -> None:
         self._stream = stream
         with cupy.cuda.Device(gpu):
@@ -248,10 +239,7 @@ class CudaStream:
         return empty
 
     def pinned(self, nbytes: int) -> np.ndarray:
-        """Return pinned memory of its own.
-
-        CuPy's pool of pinned memory would hand out freed memory again while copies run.
-        """
+        """Return memory outside of CuPy's pool, which would reuse it while copies run."""
         memory = cupy.cuda.PinnedMemory(nbytes, runtime.hostAllocPortable)
         return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 

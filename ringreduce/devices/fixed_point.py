@@ -32,9 +32,9 @@ def magnitude(numbers: np.ndarray) -> int:
 
 
 def exponent_for(largest: int, count: int, dtype: np.dtype[Any]) -> int | None:
-    """Return the exponent of the power of two that the addends are multiplied by.
+    """Return the exponent of the power of two to multiply `count` addends by.
 
-    `largest` is the `magnitude` of all, `count` their number.  None: a number is not finite.
+    `largest` is the `magnitude` of all.  None: a number is not finite.
     """
     bits = _functions(dtype)[0]
     number = float(np.array([largest], np.int64).astype(bits).view(dtype)[0])
@@ -59,7 +59,6 @@ def add(rows: np.ndarray, exponent: int, into: np.ndarray) -> None:
 
 
 def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
-    """Write the sums divided by 2 ** `exponent`, rounded to the dtype of `out`, which is 1-d."""
     scale, loop = math.ldexp(1.0, -exponent), _functions(out.dtype)[4]
     if loop is not None:
         loop(sums, scale, out)
@@ -70,10 +69,7 @@ def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
 
 @cache
 def _functions(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int, Any, Any, Any]:
-    """Return the dtype of the bits, the mask of the sign, and the compiled loops.
-
-    The loops are None where nothing can be compiled.
-    """
+    """Return the dtype of the bits, the mask of the sign, and the loops (None: not compiled)."""
     bits: np.dtype[Any] = np.dtype(f"int{8 * dtype.itemsize}")
     largest, adds, divides = (
         jit.kernel(name, partial(_described, name))

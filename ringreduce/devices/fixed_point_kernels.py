@@ -12,7 +12,6 @@ _BLOCK = 1024
 
 
 def _largest(bits: np.ndarray, mask: int, into: np.ndarray) -> None:
-    """Write the largest of the numbers without their signs, as bits."""
     most = into[0]
     for i in range(bits.size):
         magnitude = np.int64(bits[i]) & mask
@@ -31,7 +30,6 @@ def _add(numbers: np.ndarray, scale: float, into: np.ndarray) -> None:
 
 
 def _divide(sums: np.ndarray, scale: float, out: np.ndarray) -> None:
-    """Write the whole numbers times `scale`."""
     for i in range(sums.size):
         out[i] = np.float64(sums[i]) * scale
 

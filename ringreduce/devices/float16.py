@@ -27,7 +27,6 @@ def is_short(dtype: np.dtype) -> bool:
 
 
 def fold_with_numpy(op: str, dtype: np.dtype) -> FoldFunction:
-    """Make ``fold(left, right, into)`` for sum, prod, min or max of arrays of `dtype`."""
     if op in ("min", "max"):
         return _fold_in_order(np.minimum if op == "min" else np.maximum, dtype)
     combine = np.add if op == "sum" else np.multiply
@@ -57,7 +56,6 @@ def _ordered(bits: np.ndarray) -> np.ndarray:
 
 
 def accumulate_with_numpy(op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    """Make ``accumulate(source, total)`` for sum or prod: combine 16-bit floats into float32."""
     combine = np.add if op == "sum" else np.multiply
 
     def accumulate(source: np.ndarray, total: np.ndarray) -> None:
@@ -67,12 +65,10 @@ def accumulate_with_numpy(op: str) -> Callable[[np.ndarray, np.ndarray], None]:
 
 
 def divide_with_numpy(array: np.ndarray, by: int) -> None:
-    """Divide `array` by `by` in place: in float32, rounded once."""
     convert_with_numpy(array.astype(np.float32) / np.float32(by), array)
 
 
 def convert_with_numpy(source: np.ndarray, into: np.ndarray) -> None:
-    """Copy float32 or float64 into 16-bit floats, rounded once to nearest even; or back."""
     if is_short(into.dtype):
         into[...] = _to_odd(source) if source.dtype == np.float64 else source
         into.view(np.uint16)[np.isnan(source)] = NAN_BITS[into.dtype.name]

@@ -194,7 +194,6 @@ def multiply_bfloat_pairs(left: Pair, right: Pair) -> Pair:
 
 @compilable
 def _ordered(signed: np.int16) -> np.int16:
-    """Convert sign and magnitude to an integer of the same order, -0 before 0; and back."""
     return _I16(signed ^ _I16(_I16(signed >> 15) & _MAGNITUDE_SIGNED))
 
 
@@ -240,11 +239,7 @@ def greatest_bfloat(left: Bits, right: Bits) -> Bits:
 
 @compilable
 def _to_odd(value: Double) -> Single:
-    """Round a float64 to odd, as a float32: rounded again to 16 bits, it is as if rounded once.
-
-    A value that float32 cannot represent becomes the neighbour whose last bit is 1.  Boldo and
-    Melquiond, IEEE Transactions on Computers 57(4), 2008.
-    """
+    """See `float16._to_odd`."""
     nearest = _F32(value)
     back, bits = _F64(nearest), _bits_of(nearest)
     neighbour = _U32(bits - _ONE) if abs(back) > abs(value) else _U32(bits + _ONE)

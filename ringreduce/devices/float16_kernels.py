@@ -23,18 +23,12 @@ Change = Callable[[Any], Any]
 
 
 class Kernel(NamedTuple):
-    """A loop, to be compiled for one signature."""
-
     loop: Callable[..., None]
     signature: tuple[types.Type, ...]
-    """Numba's types of the arrays and numbers that the loop takes."""
 
 
 def _read(element: types.Type) -> types.Type:
-    """The type of an array that is read: contiguous, writeable and aligned or not.
-
-    One compilation serves them all.
-    """
+    """The type of an array that is read: contiguous, writeable and aligned or not."""
     return types.Array(element, 1, "C", readonly=True, aligned=False)
 
 

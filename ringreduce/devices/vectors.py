@@ -45,46 +45,40 @@ _BYTE, _WORD = ir.IntType(8), ir.IntType(64)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The type of a vector."""
-
+class VectorKind:
     element: ir.Type
     lanes: int
-    """Number of elements, 1 or more."""
     signed: bool = True
     """Whether integers are compared and shifted right as signed: LLVM's types have no sign."""
 
     @property
     def vector(self) -> ir.VectorType:
-        """The type as LLVM has it."""
         return ir.VectorType(self.element, self.lanes)
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floats, not integers."""
         return not isinstance(self.element, ir.IntType)
 
 
 _FLOATS = {4: ir.FloatType(), 8: ir.DoubleType()}
-"""The element types of vectors by bytes."""
-_BITS = Kind(ir.IntType(16), CHUNK // 2)
+_BITS = VectorKind(ir.IntType(16), CHUNK // 2)
 """A chunk of 16-bit floats, by their bits."""
-_PAIRS = Kind(ir.IntType(32), CHUNK // 4, signed=False)
+_PAIRS = VectorKind(ir.IntType(32), CHUNK // 4, signed=False)
 """A chunk of 16-bit floats, two in an element: the first float is in the lower half."""
-_SINGLES = Kind(ir.FloatType(), CHUNK // 4)
-_HALVES, _WIDE_HALVES = (Kind(element, CHUNK // 2) for element in (ir.HalfType(), ir.FloatType()))
+_SINGLES = VectorKind(ir.FloatType(), CHUNK // 4)
+_HALVES, _WIDE_HALVES = (
+    VectorKind(element, CHUNK // 2) for element in (ir.HalfType(), ir.FloatType())
+)
 
 
 class Mask:
-    """True or false for each element of a vector."""
-
     def __init__(self, builder: Builder, value: ir.Value) -> None:
         self.builder, self.value = builder, value
 
     def __or__(self, other: Mask) -> Mask:
         return Mask(self.builder, self.builder.or_(self.value, other.value))
 
-    def as_minus_one(self, kind: Kind) -> Vec:
+    def as_minus_one(self, kind: VectorKind) -> Vec:
         """Integers of `kind`: -1 where true, 0 where false."""
         return Vec(self.builder, self.builder.sext(self.value, kind.vector), kind)
 
@@ -95,7 +89,7 @@ class Vec:
     An int as the right operand stands for a vector with that number in every element.
     """
 
-    def __init__(self, builder: Builder, value: ir.Value, kind: Kind) -> None:
+    def __init__(self, builder: Builder, value: ir.Value, kind: VectorKind) -> None:
         self.builder, self.value, self.kind = builder, value, kind
 
     def __add__(self, other: Vec | int) -> Vec:
@@ -139,15 +133,14 @@ class Vec:
 
     # --- other kinds ---
 
-    def viewed(self, kind: Kind) -> Vec:
-        """View the same bits as a vector of `kind`."""
+    def viewed(self, kind: VectorKind) -> Vec:
         return Vec(self.builder, self.builder.bitcast(self.value, kind.vector), kind)
 
-    def widened(self, kind: Kind) -> Vec:
+    def widened(self, kind: VectorKind) -> Vec:
         """Floats as longer floats, exactly."""
         return Vec(self.builder, self.builder.fpext(self.value, kind.vector), kind)
 
-    def rounded(self, kind: Kind) -> Vec:
+    def rounded(self, kind: VectorKind) -> Vec:
         """Floats as shorter floats, rounded to nearest, ties to even."""
         return Vec(self.builder, self.builder.fptrunc(self.value, kind.vector), kind)
 
@@ -169,12 +162,11 @@ class Vec:
         return other.value if isinstance(other, Vec) else _constant(self.kind, other)
 
 
-def _constant(kind: Kind, number: int) -> ir.Constant:
+def _constant(kind: VectorKind, number: int) -> ir.Constant:
     return ir.Constant(kind.vector, [number] * kind.lanes)
 
 
 def where(mask: Mask, chosen: Vec | int, other: Vec) -> Vec:
-    """The elements of `chosen` where `mask` is true, of `other` where it is false."""
     value = chosen.value if isinstance(chosen, Vec) else _constant(other.kind, chosen)
     return Vec(other.builder, other.builder.select(mask.value, value, other.value), other.kind)
 
@@ -198,7 +190,6 @@ def _least_or_nan(left: Vec, right: Vec) -> Vec:
 
 
 def _greatest_or_nan(left: Vec, right: Vec) -> Vec:
-    """As `_least_or_nan`."""
     return where((left > right) | left.is_nan(), left, right)
 
 
@@ -228,7 +219,6 @@ def _encodes_nan(bits: Vec, name: str) -> Mask:
 
 
 def _ordered(bits: Vec) -> Vec:
-    """Sign and magnitude to an integer of the same order, -0 before 0; and back again."""
     return bits ^ ((bits >> 15) & MAGNITUDE_BITS)
 
 
@@ -281,8 +271,7 @@ def _as_it_is(chunk: Vec) -> tuple[Vec, ...]:
 class Lanes:
     """Functions that combine chunks of one dtype by one operation."""
 
-    kind: Kind
-    """Kind of the vectors that are read and written."""
+    kind: VectorKind
     combine: Combine
     """Combines two vectors that `widen` has made, into one of their kind."""
     widen: Callable[[Vec], tuple[Vec, ...]] = _as_it_is
@@ -299,7 +288,7 @@ def lanes_of(op: str, dtype: np.dtype) -> Lanes | None:
         return _lanes_of_16_bits(op, dtype.name)
     combine = (_OF_FLOATS if dtype.kind == "f" else _OF_INTEGERS).get(op)
     element = _FLOATS[dtype.itemsize] if dtype.kind == "f" else ir.IntType(8 * dtype.itemsize)
-    kind = Kind(element, CHUNK // dtype.itemsize, signed=dtype.kind != "u")
+    kind = VectorKind(element, CHUNK // dtype.itemsize, signed=dtype.kind != "u")
     return combine and Lanes(kind, combine)
 
 
@@ -319,11 +308,12 @@ def folding(lanes: Lanes) -> tuple[Intrinsic, Intrinsic, Intrinsic]:
 
     ``fold_two(into, left, right)``: all three are addresses of chunks.
 
-    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the address
-    of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind those addresses.
+    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the
+    address of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind
+    those addresses.
 
-    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a chunk.
-    `memory` is the address of a chunk of memory, into which each array's bytes are copied first.
+    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a
+    chunk, which are copied to `memory`, of a chunk's length, first.
     """
 
     def read(builder: Builder, address: ir.Value) -> Vec:

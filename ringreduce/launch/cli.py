@@ -31,7 +31,7 @@ from ringreduce.system.cores import shared_cores
 from ringreduce.trace.recorder import TRACE
 
 if TYPE_CHECKING:
-    from ringreduce.launch.case import PipelineRequest, Request
+    from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
@@ -126,7 +126,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _asks_for_table(words: Sequence[str]) -> bool:
-    """Return whether the words ask for the table of strategies."""
     return "--strategy=help" in words or ("--strategy", "help") in pairwise(words)
 
 
@@ -158,19 +157,17 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         timer.cancel()
 
 
-def _request(options: argparse.Namespace) -> Request:
-    """Return the request for a collective.  Raises ValueError for a wrong option."""
-    from ringreduce.launch.case import Request
+def _request(options: argparse.Namespace) -> ExplainRequest:
+    from ringreduce.launch.example_call import ExplainRequest
 
     if options.ranks is None and not options.nodes:
         raise ValueError("how many ranks? --ranks 8, or --nodes 3,1,4")
     ranks = sum(options.nodes) if options.ranks is None else options.ranks
-    return Request(**elastic_options.fields_of(Request, options) | {"ranks": ranks})
+    return ExplainRequest(**elastic_options.fields_of(ExplainRequest, options) | {"ranks": ranks})
 
 
 def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
-    """Return the request for a pipeline.  Raises ValueError for a wrong option."""
-    from ringreduce.launch.case import PipelineRequest
+    from ringreduce.launch.example_call import PipelineRequest
 
     ranks = options.ranks if options.stages is None else options.stages
     if ranks is None:
@@ -183,10 +180,7 @@ def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
 
 
 def options_module(command: str) -> ModuleType | None:
-    """Return the module that reads the options of the program that `command` starts.
-
-    The module has the functions `parser` and `read`.  None: the command starts no program of ours.
-    """
+    """Return the module with the options of the program of ours that `command` starts, if any."""
     if command == "train":
         from ringreduce.train import configuration
 
@@ -257,7 +251,6 @@ def _threads(options: argparse.Namespace, given: Any) -> int | None:
 
 
 def _ranks_of_nodes(job: Job) -> list[range]:
-    """Return the ranks of each node, as far as the command line tells."""
     # Hosts are filled in their order.
     ends = [min(end, job.ranks) for end in accumulate(ranks for _, ranks in job.hosts)]
     if job.nodes:
@@ -282,8 +275,8 @@ def _job_words(options: argparse.Namespace) -> list[str]:
 def _program(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the program of ``ringreduce run``, and its arguments.
 
-    ``python`` may stand before the program, as for mpiexec.  The ranks run the interpreter of this
-    process all the same.
+    ``python`` may stand before the program, as for mpiexec.  The ranks run the interpreter of
+    this process.
     """
     module, words = options.module, list(options.program)
     if words[:1] == ["--"]:
@@ -317,7 +310,7 @@ def _check_is_there(program: str, module: bool) -> None:
         raise ValueError(f"{program} is a folder without a __main__.py; name a script in it")
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A parser whose error for an unknown command names the command that is closest."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -329,8 +322,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """Return the parser of the command line, and those of the commands."""
-    parser = _Parser(prog="ringreduce", allow_abbrev=False)
+    parser = _CommandParser(prog="ringreduce", allow_abbrev=False)
     parser.add_argument(
         "--version", action="version", version=f"ringreduce {ringreduce.__version__}"
     )
@@ -409,10 +401,7 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
 
 
 class _FullHelp(argparse.Action):
-    """Prints the options of the launcher and of the program that the command starts.
-
-    The module of the program's options is imported only here.
-    """
+    """Prints the options of the launcher and of the program, whose module it imports for that."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)

@@ -22,7 +22,7 @@ from pathlib import Path
 from ringreduce.console.colours import Colours
 from ringreduce.console.sections import wrapped
 from ringreduce.errors import counted
-from ringreduce.launch.probe import Answer, answer_of, ask, command
+from ringreduce.launch.probe import ProbeResult, answer_of, ask, command
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.supervisor.launcher import Job, job_environment, prepared
@@ -48,7 +48,7 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact, and what to do about it: `advice` is empty if nothing is wrong."""
+    """A fact, and the advice about it; "" if nothing is wrong."""
 
     name: str
     value: str
@@ -57,7 +57,6 @@ class Finding:
     """Whether no job runs until the advice is followed."""
 
     def line(self, colours: Colours) -> str:
-        """Return the fact, after ok or fix."""
         if not self.advice:
             return f"{colours.good('ok')}   {self.name:<14} {self.value}"
         paint = colours.bad if self.essential else colours.doubtful
@@ -68,10 +67,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def main() -> int:
-    """Print all findings, and count the problems.
-
-    Returns 1 if no job runs until a problem is solved, else 0.
-    """
+    """Print and count all findings; return 1 if no job runs until one is solved, else 0."""
     colours = Colours.of(sys.stdout)
     problems = []
     for check in CHECKS:
@@ -101,7 +97,6 @@ def _summary(problems: Sequence[Finding]) -> str:
 
 
 def clean() -> int:
-    """Remove the files that MPI jobs have left behind, and name each.  Returns the exit code."""
     removed = remove_abandoned_files()
     for path, nbytes in removed.items():
         print(f"removed {path}, {nbytes:,} bytes")
@@ -110,13 +105,11 @@ def clean() -> int:
 
 
 def _files_text(files: Mapping[Path, int]) -> str:
-    """Return text such as: 3 files, 6 MiB in all."""
     count = counted(len(files), "file")
     return f"{count}, {sum(files.values()) / _MIB:,.0f} MiB in all"
 
 
 def this_process() -> Iterable[Finding]:
-    """The package, Python, and the platform."""
     version = _distribution("ringreduce", "source tree")
     yield Finding("ringreduce", f"{version}, {Path(__file__).parent}")
     implementation = f"{platform.python_implementation()} {platform.python_version()}"
@@ -126,7 +119,6 @@ def this_process() -> Iterable[Finding]:
 
 
 def machine() -> Iterable[Finding]:
-    """Cores and memory that this process may use."""
     limit, bound = quota(), len(os.sched_getaffinity(0))
     limited = f", limited to the time of {limit:g}" if limit < math.inf else ""
     advice = ""
@@ -163,8 +155,7 @@ def mpi() -> Iterable[Finding]:
     yield from level_findings(answer, _why_not_elastic(), mpiexec)
 
 
-def job_findings(answer: Answer) -> Iterable[Finding]:
-    """Yield the findings of the answer of a job of two ranks about their MPI."""
+def job_findings(answer: ProbeResult) -> Iterable[Finding]:
     if not answer.lines:
         advice = f"python -c 'from mpi4py import MPI' must work; {INSTALL}"
         yield Finding("MPI", f"two ranks do not start: {answer.complaint}", advice, essential=True)
@@ -181,11 +172,10 @@ def job_findings(answer: Answer) -> Iterable[Finding]:
     yield Finding("thread level", level, advice)
 
 
-def level_findings(answer: Answer, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
+def level_findings(answer: ProbeResult, problem: Problem, mpiexec: Mpiexec) -> Iterable[Finding]:
     """Yield for each level of recovery what it does; or that it does not hold here, and why not.
 
-    `answer` is that of two probes `shrink`, started with fault tolerance if `mpiexec` has it.
-    `problem` is why no job with ``--elastic`` starts.
+    `answer` is that of two probes `shrink`; `problem` is why no job with ``--elastic`` starts.
     """
     why, advice = problem
     reason = why or _why_not_live(answer)
@@ -206,7 +196,7 @@ def level_findings(answer: Answer, problem: Problem, mpiexec: Mpiexec) -> Iterab
     yield Finding("level 3", handover)
 
 
-def _why_not_live(answer: Answer) -> str:
+def _why_not_live(answer: ProbeResult) -> str:
     """Return why ranks cannot go on in their processes after a loss; "" if they can."""
     if not answer.lines:
         return f"no job of 2 ranks runs with fault tolerance: {answer.complaint}"
@@ -271,7 +261,7 @@ def _read_sibling() -> tuple[str, str]:
     return error, works and f"{works}, as ranks allow it to each other (ptrace_scope 1)"
 
 
-def _what_works(answer: Answer) -> tuple[str, str]:
+def _what_works(answer: ProbeResult) -> tuple[str, str]:
     if error := _read_error(answer):
         return error, ""
     if not answer.lines[0].get("writes", True):
@@ -279,7 +269,7 @@ def _what_works(answer: Answer) -> tuple[str, str]:
     return "", "process_vm_readv and process_vm_writev work"
 
 
-def _read_error(answer: Answer) -> str:
+def _read_error(answer: ProbeResult) -> str:
     return str(answer.lines[0]["error"]) if answer.lines else answer.complaint
 
 
@@ -375,7 +365,6 @@ def gpu() -> Iterable[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
-"""All checks, in the order of their output."""
 
 
 def _distribution(name: str, otherwise: str = "of unknown version") -> str:

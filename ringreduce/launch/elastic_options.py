@@ -98,10 +98,7 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Rules | None:
-    """Return the rules of a job that goes on after losses; None for another job.
-
-    Raises ValueError for options that contradict each other.
-    """
+    """Return the rules of a job with --elastic, else None.  Raises ValueError for wrong options."""
     if options.command not in ("run", "train"):
         return None
     if options.elastic is None:
@@ -118,7 +115,6 @@ def rules_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ru
 
 
 def fields_of(kind: type[Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of those fields of a dataclass that are stored under the same names."""
     names = [field.name for field in fields(kind)]
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
@@ -138,7 +134,8 @@ def supervise(
 ) -> int:
     """Run the job to its end.  Returns its exit code.
 
-    Ends the program if a file or a folder cannot be used.  Raises LaunchError without an mpiexec.
+    Ends the program if a file or a folder cannot be used.  Raises LaunchError without an
+    mpiexec.
     """
     from ringreduce.supervisor.elastic import ElasticSupervisor
 
@@ -161,10 +158,7 @@ def supervise(
 
 
 def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> HeldFiles:
-    """Return what the supervisor holds at the beginning: the saved state, with --resume.
-
-    Ends the program if --state-dir cannot be used.
-    """
+    """Return the files to hold, with --resume the saved state.  Ends the program if that fails."""
     from ringreduce.recovery.saving import check_new, last_saved
     from ringreduce.supervisor.held import HeldFiles
 
@@ -186,10 +180,7 @@ def _held(command: argparse.ArgumentParser, options: argparse.Namespace) -> Held
 def given_option(
     parser: argparse.ArgumentParser, options: argparse.Namespace, names: Set[str]
 ) -> str | None:
-    """Return the first option of these that has another value than its default; None: none has.
-
-    `names` are those under which options are stored.
-    """
+    """Return the first option of `names` that has another value than its default, if any."""
     for action in parser._actions:
         if action.dest in names and getattr(options, action.dest) != action.default:
             return action.option_strings[-1]

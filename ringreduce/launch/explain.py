@@ -19,10 +19,9 @@ from ringreduce.console.colours import Colours
 from ringreduce.console.sections import columns, print_section, table, wrapped
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
-from ringreduce.launch.case import Case, PipelineRequest, Request
-from ringreduce.launch.host import VariableError
+from ringreduce.launch.example_call import Case, ExplainRequest, PipelineRequest, VariableError
 from ringreduce.picture import output, to_svg
-from ringreduce.picture.words import nodes_text
+from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
@@ -30,19 +29,13 @@ from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of
 
 _MOST_RANKS = 8
-"""The number of ranks that are drawn side by side."""
 _MOST_ROWS = 16
-"""The number of rows in the table of traffic."""
 _LONGEST_EXPRESSION = 60
 _LONGEST_RANKS = 24
-"""The most characters of a list of ranks."""
 
 
-def main(request: Request | PipelineRequest) -> int:
-    """Print the explanation and write the pictures.  Returns the exit code.
-
-    Before a code other than 0 it prints the reason.
-    """
+def main(request: ExplainRequest | PipelineRequest) -> int:
+    """Print the explanation and write the pictures.  Returns the exit code, with its reason."""
     try:
         for path in filter(None, (request.svg, request.png)):
             output.check_writable(path)
@@ -64,7 +57,6 @@ def main(request: Request | PipelineRequest) -> int:
 
 
 def _explain(case: Case) -> int:
-    """Print every section.  Returns the exit code."""
     schedule, colours = case.schedule, Colours.of(sys.stdout)
     print(wrapped(colours.strong(_headline(case))))
     proven: list[str] = []
@@ -100,7 +92,6 @@ def _print_json(case: Case) -> None:
 
 
 def _written(case: Case) -> list[Path]:
-    """Write the pictures that are asked for, and return their paths."""
     paths = [path for path in (case.request.svg, case.request.png) if path]
     if paths:
         nodes = case.request.layout if len(case.request.layout) > 1 else None
@@ -148,10 +139,7 @@ def _drawing(schedule: Schedule, failed: Mapping[int, int] | None = None) -> lis
 
 
 def _traffic(case: Case) -> list[str]:
-    """Tabulate steps and bytes: ranks with the same numbers share a row.
-
-    In parentheses: bytes as a multiple of the array's.
-    """
+    """Tabulate steps and bytes, also as multiples of the array's; ranks alike share a row."""
     schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, case.chunk_bytes
     alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank in range(schedule.size):
@@ -175,7 +163,6 @@ def _traffic(case: Case) -> list[str]:
 
 
 def _prices(case: Case, colours: Colours) -> list[str]:
-    """Tabulate the predicted time of every candidate, the cheapest first."""
     rows = [("candidate", "predicted")]
     rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
     heading, *lines = table(rows)
@@ -207,7 +194,6 @@ def _marked(line: str, name: str, case: Case, colours: Colours) -> str:
 
 
 def _proven(schedule: Schedule, proof: Proof) -> list[str]:
-    """List the properties that the check has proven, one a line."""
     lines = []
     if proof.results:
         chunk, expression = next(iter(proof.results.items()))

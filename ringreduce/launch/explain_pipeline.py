@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ringreduce.console.colours import Colours
 from ringreduce.console.sections import columns, print_section, table, wrapped
 from ringreduce.errors import ScheduleError, counted
-from ringreduce.launch.case import PipelineRequest
+from ringreduce.launch.example_call import PipelineRequest
 from ringreduce.picture import output
 from ringreduce.pipeline.actions import held_after
 from ringreduce.pipeline.definition import PipelineSchedule
@@ -52,7 +52,6 @@ def explain(request: PipelineRequest) -> int:
 
 
 def _drawing(times: Timeline) -> list[str]:
-    """Draw the heading, and the lanes of all ranks as far as they fit into the terminal."""
     lines = draw(times, columns() - _BESIDE).splitlines()
     return lines + ["--svg FILE draws all of it"] * any("…" in line for line in lines)
 
@@ -77,7 +76,6 @@ def _comparison(times: Timeline, colours: Colours) -> list[str]:
 
 
 def _others(shown: PipelineSchedule) -> Iterator[PipelineSchedule]:
-    """Yield the other schedules of the library that take these numbers."""
     for name in SCHEDULES:
         if name == "interleaved" and (shown.splits % shown.ranks or shown.ranks == 1):
             continue
@@ -98,7 +96,6 @@ def _row(times: Timeline) -> tuple[str, str, str, str]:
 
 
 def _proven(proof: PipelineProof, as_claimed: str) -> Iterator[str]:
-    """Yield the properties that the proof has shown, one a line."""
     ahead = (
         f"{counted(proof.posted_ahead, 'step')} ahead" if proof.posted_ahead else "in their step"
     )

@@ -35,41 +35,38 @@ _THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """The JSON lines that a probe printed, and, if it failed, the last line of its stderr."""
 
     lines: Sequence[dict[str, Any]]
     complaint: str = ""
 
 
-def ask(*arguments: str) -> Answer:
-    """Run the probe with these arguments to its end."""
+def ask(*arguments: str) -> ProbeResult:
     return answer_of(command(*arguments))
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command line of the probe with these arguments."""
     return [sys.executable, "-P", "-m", "ringreduce.launch.probe", *arguments]
 
 
-def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Answer:
-    """Run the command line of a probe.  The answer has lines only if the exit code is 0."""
+def answer_of(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> ProbeResult:
+    """Run a probe.  The answer has lines only if the exit code is 0."""
     try:
         ended = answered(argv, environment)
     except subprocess.TimeoutExpired as error:
-        return Answer((), f"no answer within {error.timeout:g} s")
+        return ProbeResult((), f"no answer within {error.timeout:g} s")
     if ended.returncode == 0:
         lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-        return Answer([json.loads(line) for line in lines])
+        return ProbeResult([json.loads(line) for line in lines])
     complaints = [line for line in ended.stderr.splitlines() if line.strip()]
-    return Answer((), complaints[-1] if complaints else f"exit code {ended.returncode}")
+    return ProbeResult((), complaints[-1] if complaints else f"exit code {ended.returncode}")
 
 
 # --- the probes -----------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the probe that `argv` names, and print its result."""
     if argv[0] == "hold":
         hold()
     else:
@@ -81,7 +78,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def mpi() -> dict[str, Any]:
-    """The library, thread level, rank and size of this rank's MPI.  Call it on every rank."""
     module = importlib.import_module("mpi4py.MPI")
     levels = {getattr(module, f"THREAD_{name}"): name for name in _THREAD_LEVELS}
     return {
@@ -93,9 +89,10 @@ def mpi() -> dict[str, Any]:
 
 
 def shrink() -> dict[str, Any]:
-    """Why ranks of this job cannot go on after a loss, and the size of a shrunk communicator.
+    """Why ranks of this job cannot go on after a loss; the size of a shrunk communicator.
 
-    The reason is "" if the ranks can go on, and the size 0 if they cannot.  Call it on every rank.
+    The reason is "" if the ranks can go on, and the size 0 if they cannot.  Call it on every
+    rank.
     """
     transports = importlib.import_module("ringreduce.transports.mpi")
     if reason := transports.why_not_shrink():
@@ -105,12 +102,10 @@ def shrink() -> dict[str, Any]:
 
 
 def module(name: str) -> dict[str, Any]:
-    """Import a package and return its version."""
     return {"version": str(importlib.import_module(name).__version__)}
 
 
 def kernels() -> dict[str, Any]:
-    """Whether compiled loops add float16 and bfloat16."""
     compiled = importlib.import_module("ringreduce.devices.compiled")
     return {name: compiled.kernel(f"sum-{name}") is not None for name in ("float16", "bfloat16")}
 
@@ -140,7 +135,6 @@ def memory() -> dict[str, Any]:
 
 
 def _exchange(peer: socket.socket, rank: int, mine: bytes) -> bytes:
-    """Return the bytes of ranks 0 and 1.  They pass the same number of bytes."""
     peer.sendall(mine)
     theirs = peer.recv(len(mine), socket.MSG_WAITALL)
     if len(theirs) < len(mine):
@@ -149,7 +143,6 @@ def _exchange(peer: socket.socket, rank: int, mine: bytes) -> bytes:
 
 
 def gpus() -> dict[str, Any]:
-    """CuPy's version and the GPUs it sees: name, memory in bytes, compute capability."""
     cupy = importlib.import_module("cupy")
     runtime = cupy.cuda.runtime
     seen = [runtime.getDeviceProperties(index) for index in range(runtime.getDeviceCount())]
@@ -184,7 +177,7 @@ class _IoVec(ctypes.Structure):
 
 
 def read(pid: str, address: str) -> dict[str, Any]:
-    """Read the secret of `hold` with process_vm_readv.  The error is "" if the bytes are right.
+    """Read the secret of `hold` with process_vm_readv; "" if the bytes are right.
 
     Then write it back with process_vm_writev: "writes" is False if that is not allowed.
     """

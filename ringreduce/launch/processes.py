@@ -34,7 +34,6 @@ _FOR_EVER_S = 3600.0
 
 
 def main() -> int:
-    """Run the ranks to their end.  Returns the exit code of the job, 128 + n after signal n."""
     _, ranks, *command = sys.argv[1:]
     tags, launcher = command[0] == "-prepend-rank", os.getpid()
     others = {name: value for name, value in os.environ.items() if name not in _OF_MPIS}
@@ -71,7 +70,6 @@ def main() -> int:
 
 
 def _begin(launcher: int) -> None:
-    """Make a child of this process a rank that ends when the launcher does."""
     heed_again()
     die_with_parent(signal.SIGKILL, launcher)
 
@@ -79,9 +77,8 @@ def _begin(launcher: int) -> None:
 def _code_of(started: list[subprocess.Popen[bytes]], signals: Signals, told: int) -> int:
     """Wait for the end of all ranks, and pass signals on.  Returns the code of the first failure.
 
-    The end of a rank that the others survive is no failure.  Such ranks are `told` by a pipe.
-
-    A signal that ends jobs ends the ranks as SIGTERM does, with the processes that they started.
+    The end of a rank that the others survive, as they have `told` by a pipe, is no failure.  A
+    signal that ends jobs ends the ranks as SIGTERM does, with the processes that they started.
     """
     code, kill_at, left = 0, float("inf"), started
     survived: set[int] = set()

@@ -36,7 +36,6 @@ class Report:
     """Tells the launcher how a rank ends.  Without a launcher it tells nobody."""
 
     def __init__(self, launcher: Connection | None, environment: Mapping[str, str]) -> None:
-        """Say which rank of MPI's job this is."""
         self._launcher = launcher
         names = (*RANK_VARIABLES, "RANK")
         rank = next((environment[name] for name in names if name in environment), "")
@@ -46,8 +45,8 @@ class Report:
     def end(self, how: str = "", code: int = 0, *, in_order: bool = False) -> None:
         """Report that this rank ends the job, and how; its exit code is `code`.
 
-        With "" report that the rank ends but does not end the job; `in_order`: all ranks end with
-        this code.  A child that the rank has forked reports nothing.
+        With "" the rank ends but does not end the job; `in_order`: all ranks end with this
+        code.  A child that the rank has forked reports nothing.
         """
         if self._launcher is not None:
             self._launcher.send("end", how=how[:_LONGEST], code=code, in_order=in_order)
@@ -56,8 +55,8 @@ class Report:
 def main() -> int:
     """Run the program as this rank of the job.  Returns its exit code.
 
-    The program's words are a list in JSON: the argument of this process, then the variables of
-    `MORE_WORDS`.  The working directory is not in `sys.path`.
+    The words are a list in JSON: this process's argument, then the variables of `MORE_WORDS`.
+    The working directory is not in `sys.path`.
     """
     pieces = [sys.argv[1]]
     while (piece := os.environ.pop(f"{MORE_WORDS}{len(pieces)}", None)) is not None:
@@ -101,10 +100,7 @@ def take_stdin(launcher: Connection | None, rank: str) -> None:
 
 
 def size_complaint(environment: Mapping[str, str]) -> str:
-    """Describe a wrong job size; empty if the size is right or unknown.
-
-    `init` checks again, with the size of the communicator.
-    """
+    """Describe a wrong job size, else "".  `init` checks again, with the communicator's size."""
     expected = environment.get(EXPECTED_SIZE)
     started = {environment[names.size] for names in MPIS if names.size in environment}
     if expected is None or not started or expected in started:
@@ -118,9 +114,9 @@ def size_complaint(environment: Mapping[str, str]) -> str:
 def run(argv: Sequence[str], report: Report) -> int:
     """Run `script args...` or `[-P] -m module args...` as `__main__`.  Returns the exit code.
 
-    An exception prints its traceback, without the frames of this module, and ends the job.  A
-    nonzero exit code ends the job, too: the other ranks would wait for a rank that has left.  The
-    launcher gets a `report` of it.
+    An exception prints its traceback, without the frames of this module.  An exception or a
+    nonzero exit code ends the job, with a `report`: the other ranks would wait for a rank that
+    has left.
     """
     rank_pid = os.getpid()
     try:

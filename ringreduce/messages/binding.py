@@ -25,7 +25,7 @@ from ringreduce.planning.operations import (
     OUTPUT,
     SCRATCH,
     Copy,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -47,8 +47,6 @@ class Arithmetic:
 
 @dataclass(slots=True)
 class BoundStep:
-    """A planned step bound to memory and messages."""
-
     index: int
     packs: list[Act] = field(default_factory=list)
     """Copy data to the memory that messages are sent from."""
@@ -75,14 +73,12 @@ class Flow:
     """A slice bound to memory and messages, and how far its run is."""
 
     slice: int
-    """Index of the slice in its plan."""
     slot: int
     """Index of the scratch memory that the flow uses."""
     steps: list[BoundStep] = field(default_factory=list)
     own_signatures: list[memoryview] = field(default_factory=list)
     """The memory that this rank's signature is sent from."""
     at: int = 0
-    """Index of the current step; the number of steps if the run is complete."""
     tested: int = 0
     """Tests of the current step that were true."""
     runs: int = 0
@@ -99,11 +95,9 @@ class Flow:
 
     @property
     def size(self) -> int:
-        """Number of messages of the flow."""
         return sum(len(step.recvs) + len(step.sends) for step in self.steps)
 
     def messages(self, steps: int) -> tuple[Counter[int], Counter[int]]:
-        """Count the messages that the first `steps` steps send to and receive from each peer."""
         done = self.steps[:steps]
         return (
             Counter(peer for step in done for peer, _ in step.sends),
@@ -126,13 +120,11 @@ def bind(
     index: int,
     slot: int = 0,
 ) -> Flow:
-    """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
     return fill(Binder(flow, memory, itemsize, transport, device, arithmetic), planned)
 
 
 def fill(binder: Binder, planned: PlannedSlice) -> Flow:
-    """Bind all steps of the binder's flow, and return the flow."""
     flow, memory = binder.flow, binder.memory
     flow.steps = [step for planned_step in planned.steps for step in binder.steps(planned_step)]
     in_place = memory[INPUT] is memory[OUTPUT]
@@ -185,7 +177,8 @@ class Binder:
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
         """Bind a step as one or two: data behind a signature are received after its comparison.
 
-        So received data always fit: some MPIs write past the end of a buffer that is too short.
+        So received data always fit: some MPIs write past the end of a buffer that is too
+        short.
         """
         step = BoundStep(planned.index, packs=[self.copy(copy) for copy in planned.packs])
         after = BoundStep(planned.index)
@@ -203,7 +196,6 @@ class Binder:
         return bound
 
     def wire(self, planned: PlannedStep, bound: list[BoundStep]) -> None:
-        """Set the functions that start the messages of a step, and that test them."""
         for part in bound:
             requests = [request for _, request in (*part.recvs, *part.sends)]
             part.starts = [request.Start for request in requests]
@@ -234,7 +226,7 @@ class Binder:
             if fold.finishes and self.arithmetic.divide is not None:
                 step.acts.append(partial(self.arithmetic.divide, into))
 
-    def send(self, message: Message, step: BoundStep) -> None:
+    def send(self, message: PlannedMessage, step: BoundStep) -> None:
         if message.signature == INSIDE:
             buffer, payload = self._signed(message.span)
             self.flow.own_signatures.append(buffer[:HEADER_BYTES])
@@ -250,7 +242,11 @@ class Binder:
         step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
+        self,
+        message: PlannedMessage,
+        step: BoundStep,
+        last: BoundStep,
+        operands: dict[Span, memoryview],
     ) -> None:
         if message.signature is None:
             self.add_recv(message, self._plain(message.span), last)
@@ -264,12 +260,12 @@ class Binder:
                 operands[message.span] = payload
         step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
-    def add_send(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
+    def add_send(self, message: PlannedMessage, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.sender(message.peer, self.flow.slice, buffer)
         step.sends.append((message.peer, request))
         return request
 
-    def add_recv(self, message: Message, buffer: memoryview, step: BoundStep) -> Request:
+    def add_recv(self, message: PlannedMessage, buffer: memoryview, step: BoundStep) -> Request:
         request = self.transport.receiver(message.peer, self.flow.slice, buffer)
         step.recvs.append((message.peer, request))
         return request
@@ -281,10 +277,9 @@ class Binder:
         return memory, memory[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def _array(self, payload: memoryview) -> Any:
-        """View data that were received with a signature as an array."""
         return np.frombuffer(payload, self.dtype)
 
-    def _landing(self, message: Message) -> tuple[memoryview, memoryview]:
+    def _landing(self, message: PlannedMessage) -> tuple[memoryview, memoryview]:
         """Allocate memory for a message with a signature, long enough for any such message."""
         inside = message.span if message.signature == INSIDE else Span(SCRATCH, 0, 0)
         return self._signed(inside, INSIDE_BYTES)

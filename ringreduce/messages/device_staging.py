@@ -19,7 +19,7 @@ from ringreduce.planning.operations import (
     BESIDE,
     INSIDE,
     INSIDE_BYTES,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -27,7 +27,6 @@ from ringreduce.planning.operations import (
 from ringreduce.transports.base import Request, Transport
 
 _SHORTEST_BLOCK = 8 << 10
-"""Bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +38,7 @@ class Block:
     """Reached when the latest copy from or to the block is complete."""
 
 
-class Blocks:
+class PinnedBuffers:
     """The blocks of one slot: its flows run one after another, and all use these blocks."""
 
     def __init__(self, stream: Stream) -> None:
@@ -49,9 +48,10 @@ class Blocks:
         """Shorter blocks that were replaced: earlier flows stay bound to them."""
 
     def take(self, index: int, nbytes: int) -> Block:
-        """Return block `index`; replace it first if it has less than `nbytes` bytes.
+        """Return block `index`, of at least `nbytes` bytes; a shorter one is replaced.
 
-        Lengths are powers of two, so all replaced blocks together are not longer than those in use.
+        Lengths are powers of two, so all replaced blocks together are not longer than those
+        in use.
         """
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]
@@ -85,7 +85,6 @@ class Outbox:
         self._started = self._done = 0
 
     def start(self) -> None:
-        """Enqueue all copies to blocks."""
         self._started = self._done = 0
         for send in self._sends:
             if send.block is not None:
@@ -127,10 +126,7 @@ class Inbox:
         self.started()
 
     def started(self) -> bool:
-        """Post the receives that are not posted yet, in order; True if all are posted.
-
-        A block is free when the copy of its earlier data to the device is complete.
-        """
+        """Post, in order, the receives whose blocks are free; return whether all are posted."""
         for recv in self._recvs[self._started :]:
             if recv.block is not None and not recv.block.copied.reached():
                 return False
@@ -160,18 +156,14 @@ class StagedStep:
         """Whether the step is complete only after its sends; else after its receives."""
 
     def started(self) -> bool:
-        """Whether all messages are under way, so that they can be counted and withdrawn."""
         return all([self._inbox.started(), *(outbox.started() for outbox in self._outboxes)])
 
     def test(self) -> bool:
-        """Advance all messages; True if the step is complete."""
         out = [outbox.done() if self._waits else outbox.started() for outbox in self._outboxes]
         return self._inbox.done() and (all(out) or not self._waits)
 
 
 class StagingBinder(Binder):
-    """Binds a slice of arrays on a device that has a stream."""
-
     def __init__(
         self,
         flow: Flow,
@@ -180,7 +172,7 @@ class StagingBinder(Binder):
         transport: Transport,
         device: Device,
         arithmetic: Arithmetic,
-        blocks: Blocks,
+        blocks: PinnedBuffers,
     ) -> None:
         super().__init__(flow, memory, itemsize, transport, device, arithmetic)
         assert device.stream is not None
@@ -205,7 +197,7 @@ class StagingBinder(Binder):
         if not planned.more_parts:
             self._outboxes, self._taken = [], 0
 
-    def send(self, message: Message, step: BoundStep) -> None:
+    def send(self, message: PlannedMessage, step: BoundStep) -> None:
         own = memoryview(bytearray(HEADER_BYTES))
         if message.signature is not None:
             self.flow.own_signatures.append(own)
@@ -219,7 +211,11 @@ class StagingBinder(Binder):
         step.notes.append((step.index, "send", message.peer, self.nbytes(message.span)))
 
     def recv(
-        self, message: Message, step: BoundStep, last: BoundStep, operands: dict[Span, memoryview]
+        self,
+        message: PlannedMessage,
+        step: BoundStep,
+        last: BoundStep,
+        operands: dict[Span, memoryview],
     ) -> None:
         """Bind a receive: data are copied from the block to their span before any fold."""
         if message.signature == INSIDE:
@@ -234,7 +230,7 @@ class StagingBinder(Binder):
             self._recvs.append((last, Staged(request, block, host, self._on_device(message.span))))
         step.notes.append((step.index, "recv", message.peer, self.nbytes(message.span)))
 
-    def _recv_signed(self, message: Message, step: BoundStep) -> None:
+    def _recv_signed(self, message: PlannedMessage, step: BoundStep) -> None:
         """Bind a receive with a signature inside: copied to the device after its comparison."""
         block, host, buffer = self._block(message.span, HEADER_BYTES, INSIDE_BYTES)
         step.signatures.append((message.peer, buffer[:HEADER_BYTES]))
@@ -268,11 +264,10 @@ def bind_staging(
     transport: Transport,
     device: Device,
     arithmetic: Arithmetic,
-    blocks: Blocks,
+    blocks: PinnedBuffers,
     index: int,
     slot: int,
 ) -> Flow:
-    """Bind a slice as `messages.binding.bind` does, for a device that has a stream."""
     flow = Flow(index, slot)
     return fill(
         StagingBinder(flow, memory, itemsize, transport, device, arithmetic, blocks), planned

@@ -21,7 +21,7 @@ _MOST_UNROLLED = 128
 """Messages of an unrolled flow: compiling it takes more than in proportion to their number."""
 
 
-class Executable:
+class MessageExecutable:
     """A plan that is run by messages; see `ringreduce.control.executable.Executable`.
 
     A small plan has one flow, in memory of its own (`Task.staged_bytes`).  A plan that is bound
@@ -38,7 +38,6 @@ class Executable:
         self._own: tuple[Any, Any] | None = None
         """A small plan's own memory, in the shapes of input and output."""
         self._flows: list[Flow] = []
-        """The flows of this run that are bound so far."""
         self._begun = self._count = 0
         """Flows of this run that have been started, and how many there are."""
         self._under_way: list[Flow] = []
@@ -48,7 +47,6 @@ class Executable:
         self._target: Any = None
         """Output of this run, kept alive while peers may send to it."""
         self._flat: tuple[Any, Any] = (None, None)
-        """Input and output, flat and contiguous."""
         self._withdrawn: dict[int, bool] = {}
         """By the id of a withdrawn receive's request: whether it received no message."""
 
@@ -98,7 +96,6 @@ class Executable:
         return True
 
     def _finish(self) -> None:
-        """Copy the result to `target` if needed, and release the caller's arrays."""
         target, (_, flat) = self._target, self._flat
         if self._own is not None:
             target[...] = self._own[1]
@@ -108,7 +105,6 @@ class Executable:
         self._flat = (None, None)
 
     def _begin(self) -> None:
-        """Start flows in order until `in_flight` are under way."""
         in_flight = self.task.in_flight
         while self._begun < self._count:
             if any(flow.slot == self._begun % in_flight for flow in self._under_way):
@@ -133,10 +129,7 @@ class Executable:
             self._control.log(flow.slice, step.notes)
 
     def _drive(self, flow: Flow) -> bool:
-        """Reduce what has been received for a flow, and start its next steps.
-
-        Returns False if no message has come since the last time.
-        """
+        """Reduce a flow's received data, start its next steps; False without new messages."""
         steps, tested, header = flow.steps, flow.tested, self._header
         moved = not steps
         while flow.at < len(steps):
@@ -176,7 +169,6 @@ class Executable:
         return False  # messages are bound to their lengths
 
     def _stage(self) -> bool:
-        """Give a small plan memory of its own, and bind its flow to that."""
         task = self.task
         plan, device = task.plan, task.device
         if task.nbytes > task.staged_bytes or plan.slices != 1:
@@ -191,11 +183,10 @@ class Executable:
         return True
 
     def _keep_only(self, memory: tuple[Any, Any, Any]) -> None:
-        """Bind the one flow of the plan to this INPUT, OUTPUT and SCRATCH."""
         self._only = self._cache.bind(self.task, memory, index=0)
 
     def _unroll(self) -> None:
-        """Unroll the one flow, in place of the method `run`: without a frame of Python around it.
+        """Unroll the one flow in place of the method `run`: without a frame of Python around it.
 
         A call of several plans starts them without `run`, and so without an unrolled flow.
         """

@@ -14,7 +14,7 @@ from typing import Any
 from ringreduce.config import Config
 from ringreduce.devices.base import Device
 from ringreduce.messages.binding import Arithmetic, Flow, bind
-from ringreduce.messages.device_staging import Blocks, bind_staging
+from ringreduce.messages.device_staging import PinnedBuffers, bind_staging
 from ringreduce.planning.plan import Plan
 from ringreduce.transports.base import Transport
 
@@ -26,9 +26,7 @@ class Task:
     plan: Plan
     device: Device
     dtype: Any
-    """Dtype of the elements of messages."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    """Shapes of input and output."""
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
     """Slices that are under way at once."""
@@ -37,7 +35,6 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the input or the output, whichever is longer."""
         return max(self.plan.input_count, self.plan.output_count) * self.plan.itemsize
 
 
@@ -51,14 +48,13 @@ class FlowCache:
     def __init__(self, transport: Transport, config: Config) -> None:
         self.transport, self.config = transport, config
         self._flows: set[Flow] = set()
-        """Flows that are not freed."""
         self._by_address: OrderedDict[BoundTo, list[Flow]] = OrderedDict()
         """Flows that are bound to the caller's arrays, the least recently used first."""
         self._kept_messages = 0
         """Messages of the flows in `_by_address`."""
         self._scratch: dict[tuple[Device, int], Any] = {}
         """Scratch memory by device and slot."""
-        self._blocks: dict[tuple[Device, int], Blocks] = {}
+        self._blocks: dict[tuple[Device, int], PinnedBuffers] = {}
         """Pinned host memory by device and slot, for devices that have a stream."""
         self.sent: Counter[int] = Counter()
         """Messages ever sent to each peer, as far as they have been counted."""
@@ -68,7 +64,6 @@ class FlowCache:
     # --- flows ---
 
     def bind(self, task: Task, memory: tuple[Any, Any, Any], index: int, slot: int = 0) -> Flow:
-        """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
         planned, device = task.plan.slice(index), task.device
         bound_to = (planned, memory, task.plan.itemsize, self.transport, device, task.arithmetic)
         if device.stream is None:
@@ -76,7 +71,7 @@ class FlowCache:
         else:
             blocks = self._blocks.get((device, slot))
             if blocks is None:
-                blocks = self._blocks[device, slot] = Blocks(device.stream)
+                blocks = self._blocks[device, slot] = PinnedBuffers(device.stream)
             flow = bind_staging(*bound_to, blocks, index, slot)
         self._flows.add(flow)
         return flow
@@ -84,8 +79,8 @@ class FlowCache:
     def by_address(self, task: Task, source: Any, target: Any) -> list[Flow]:
         """Return the flows bound to these flat arrays so far; the caller binds the others.
 
-        The flows do not keep the arrays alive.  An address is only used while the caller's array
-        of the same size is at that address.
+        The flows do not keep the arrays alive.  An address is only used while the caller's
+        array of the same size is at that address.
         """
         bound_to = (task, task.device.address(source), task.device.address(target))
         flows = self._by_address.setdefault(bound_to, [])
@@ -93,7 +88,6 @@ class FlowCache:
         return flows
 
     def bind_next(self, flows: list[Flow], task: Task, source: Any, target: Any) -> Flow:
-        """Bind the next slice to these flat arrays, and append the flow to `flows`."""
         device, index = task.device, len(flows)
         slot = index % task.in_flight
         unowned = device.unowned(source)
@@ -108,8 +102,8 @@ class FlowCache:
     def scratch(self, task: Task, slot: int, count: int) -> Any:
         """Return scratch memory of `count` elements for the flow in this slot.
 
-        The memory is kept.  If a call needs more, the memory is replaced by one twice as long or
-        longer; flows that were bound before keep what they are bound to.
+        If a call needs more, the memory is replaced by one twice as long or longer; flows
+        that were bound before keep theirs.
         """
         nbytes, place = count * task.dtype.itemsize, (task.device, slot)
         kept = self._scratch.get(place)
@@ -127,12 +121,10 @@ class FlowCache:
         flow.free()
 
     def free_task(self, task: Task) -> None:
-        """Free the flows of a task that are bound to the caller's arrays."""
         for bound_to in [bound_to for bound_to in self._by_address if bound_to[0] is task]:
             self._unbind(bound_to)
 
     def close(self) -> None:
-        """Free all flows and all memory; nothing is under way."""
         self._by_address.clear()
         for flow in list(self._flows):
             self.free(flow)
@@ -156,7 +148,6 @@ class FlowCache:
     # --- how many messages were sent and received ---
 
     def count(self, flow: Flow, steps: int, times: int = 1) -> None:
-        """Count the messages of a flow's first `steps` steps, `times` times."""
         for total, messages in zip((self.sent, self.received), flow.messages(steps), strict=True):
             for peer, count in messages.items():
                 total[peer] += count * times

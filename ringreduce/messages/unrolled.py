@@ -20,9 +20,8 @@ def unrolled(
 ) -> Run:
     """Return a function that runs `flow` alone to its end, one message after another.
 
-    The flow is in `under_way` while it runs.  `own` are the input and output that the flow is bound
-    to, if the function copies the caller's arrays to and from them.  None: the flow is bound to the
-    caller's arrays.
+    The flow is in `under_way` while it runs.  `own` are the input and output that the flow is
+    bound to, if the function copies the caller's arrays to and from them.
     """
     code = _Code(
         flow=flow,
@@ -57,8 +56,6 @@ def unrolled(
 
 
 class _Code:
-    """The lines of a function, and the objects that the lines use, by name."""
-
     def __init__(self, **names: Any) -> None:
         self._names = names
         self._lines: list[str] = []

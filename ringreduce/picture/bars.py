@@ -1,8 +1,8 @@
 """Draw amounts as horizontal bars, in groups on one scale, each with its name and its value.
 
 >>> from ringreduce.picture.style import BLUE, ORANGE
->>> group = Group("4 ranks", [Bar("ours", 2.0, "2 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)])
->>> svg = draw_bars("Half the memory", "measured on 4 ranks", [group])
+>>> bars = [Bar("ours", 2.0, "2 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)]
+>>> svg = draw_bars("Half the memory", "measured on 4 ranks", [BarGroup("4 ranks", bars)])
 >>> svg.count('class="bar"'), ">2 MiB</text>" in svg
 (2, True)
 """
@@ -21,21 +21,20 @@ from ringreduce.picture.style import (
     NUMBER_SIZE,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
 )
-from ringreduce.picture.svg import element, text, text_width
 
 _HEAD, _ROW, _BAR = 74.0, 19.0, 13.0
 """Space above the first group, and the heights of a row and of the bar in it."""
 _GAP = 12.0
 """Space between groups, and between a bar and its words."""
 _WIDEST = 420.0
-"""The width of the bar with the largest value."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A value of at least 0, and `words` for it."""
-
     name: str
     value: float
     words: str
@@ -43,14 +42,12 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Bars with a name in common."""
-
+class BarGroup:
     name: str
     bars: Sequence[Bar]
 
 
-def draw_bars(title: str, facts: str, groups: Sequence[Group]) -> str:
+def draw_bars(title: str, facts: str, groups: Sequence[BarGroup]) -> str:
     """Return an SVG document: `title` says what was found, `facts` where and how.
 
     All bars are on one scale, from 0 to the largest value.
@@ -79,7 +76,6 @@ def draw_bars(title: str, facts: str, groups: Sequence[Group]) -> str:
 
 
 def _drawn(bar: Bar, left: float, top: float, share: float) -> Iterator[str]:
-    """Yield the name, the bar and the value; the bar begins at `left`."""
     y, base = top + (_ROW - _BAR) / 2, top + _ROW / 2 + 4
     at = {"x": left, "y": y, "height": _BAR, "rx": 3}
     yield text(left - _GAP, base, bar.name, NAME_SIZE, text_anchor="end")

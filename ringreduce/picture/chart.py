@@ -29,15 +29,15 @@ from ringreduce.picture.style import (
     PAPER,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
 )
-from ringreduce.picture.svg import element, text, text_width
 
 WIDTH = 880.0
 """The width of a chart, which a page of GitHub shows without shrinking it."""
 _HEIGHT = 220.0
-"""The usual height of a panel without its title and the numbers below it."""
 _GAP = 28.0
-"""Space between panels."""
 _HEAD, _FOOT, _X_NAME = 30.0, 28.0, 16.0
 """Space of a panel for its title, for the numbers below it, and for the name of its x axis."""
 _TITLE_ROW, _FACTS_ROW, _NAME_ROW = 24.0, 17.0, 15.0
@@ -106,9 +106,10 @@ def chart(
     columns: int = 2,
     panel_height: float = _HEIGHT,
 ) -> str:
-    """Return an SVG document: `title` says what was found, `facts` where and how.
+    """Return an SVG document; `title` says what was found, `facts` where and how.
 
-    The panels are in rows of `columns`; `panel_height` is that of their values, in units of SVG.
+    The panels are in rows of `columns`; `panel_height` is that of their values, in units of
+    SVG.
     """
     inner = WIDTH - 2 * MARGIN
     elements, y = _head(title, facts, inner)
@@ -117,7 +118,7 @@ def chart(
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         left, top = MARGIN + column * (width + _GAP), y + row * row_height
-        elements += _Drawn(panel, left, top, width, panel_height).elements()
+        elements += _PanelDrawing(panel, left, top, width, panel_height).elements()
     height = y + -(-len(panels) // columns) * row_height + MARGIN / 2
     return document(WIDTH, height, title, elements)
 
@@ -136,7 +137,6 @@ def _head(title: str, facts: str, width: float) -> tuple[list[str], float]:
 
 
 def _balanced(words: str, width: float, size: float) -> list[str]:
-    """Return bold words in as few lines as fit into `width`, of about the same length."""
     rows = _filled(words, width, size, bold=True)
     while width > size:
         width -= size
@@ -160,17 +160,13 @@ def _filled(words: str, width: float, size: float, *, bold: bool = False) -> lis
 
 
 class _Frame(NamedTuple):
-    """The rectangle of a panel's values."""
-
     left: float
     top: float
     right: float
     bottom: float
 
 
-class _Drawn:
-    """A panel at its place in the picture."""
-
+class _PanelDrawing:
     def __init__(self, panel: Panel, left: float, top: float, width: float, height: float) -> None:
         self._panel, self._left, self._top = panel, left, top
         numbers = max((text_width(words, NUMBER_SIZE) for _, words in panel.y.ticks), default=0)
@@ -182,10 +178,8 @@ class _Drawn:
             top + _HEAD + height,
         )
         self._drawn = [(line, self._points(line)) for line in panel.lines]
-        """Each line, with the positions of its points."""
 
     def elements(self) -> Iterator[str]:
-        """Yield the elements, the lowest layer first."""
         panel = self._panel
         yield text(self._left, self._top + 14, panel.title, NAME_SIZE, font_weight="bold")
         yield from self._grid()
@@ -202,7 +196,6 @@ class _Drawn:
         )
 
     def _grid(self) -> Iterator[str]:
-        """Yield a line and a number for each tick, and the name of the x axis."""
         left, top, right, bottom = self._frame
         panel = self._panel
         for value, words in panel.y.ticks:
@@ -220,7 +213,6 @@ class _Drawn:
             )
 
     def _points(self, line: Line) -> list[Point]:
-        """Return the positions of the points that the scales have."""
         panel = self._panel
         found = [(x, y) for x, y in line.points if panel.x.has(x) and panel.y.has(y)]
         every = -(-len(found) // _MOST_POINTS) or 1
@@ -265,7 +257,6 @@ class _Drawn:
 
 
 def _line(line: Line, points: Sequence[Point]) -> str:
-    """Return a line through `points`, positions in the picture."""
     style: dict[str, float | str] = {"stroke": line.colour, "stroke_width": line.width}
     if line.dashes:
         style["stroke_dasharray"] = line.dashes

@@ -1,15 +1,36 @@
-"""Draw a schedule as SVG elements: frames, lanes, arrows, and the texts around them."""
+"""Draw a schedule as SVG elements: its title and facts, frames, lanes and arrows.
+
+>>> from ringreduce.algorithms import build
+>>> schedule = build("all_reduce", "ring", nodes=[[0, 1, 2, 3]])
+>>> title(schedule, StepColumns.of(schedule), nodes=None)
+'all_reduce · ring: each rank sends 1.5 times the array in 6 steps'
+>>> nodes = [[0, 1], [2, 3]]
+>>> title(schedule, StepColumns.of(schedule), nodes)
+'all_reduce · ring: 3 times the array crosses between nodes, in 6 steps'
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import sqrt
 
-from ringreduce.picture.layout import NAME_WIDTH, TOP, Arrow, Layout
-from ringreduce.picture.legend import legend
-from ringreduce.picture.marks import LARGEST_HEAD, head, label, label_of, label_width, line
-from ringreduce.picture.palette import Paints
+from ringreduce.errors import counted
+from ringreduce.picture.layout import (
+    LARGEST_HEAD,
+    NAME_WIDTH,
+    TOP,
+    Arrow,
+    Layout,
+    Nodes,
+    StepColumns,
+    head,
+    label,
+    label_of,
+    label_width,
+    line,
+)
+from ringreduce.picture.legend import Paints, legend
 from ringreduce.picture.style import (
     EDGE,
     FACTS_SIZE,
@@ -21,15 +42,15 @@ from ringreduce.picture.style import (
     NUMBER_SIZE,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
+    tooltip,
 )
-from ringreduce.picture.svg import element, text, text_width, tooltip
-from ringreduce.picture.timeline import Nodes, Timeline
-from ringreduce.picture.words import facts, title
 from ringreduce.schedules.matching import Message, chunks_text
 from ringreduce.schedules.schedule import Schedule, chunk_of, chunk_text, source_of
 
 _PAD = 7.0
-"""Space between the border of a column or frame and its contents."""
 _BAR_GAP = 3.0
 _LABELLED_FROM = 16.0
 """The least height at the start of a message for a label."""
@@ -40,13 +61,11 @@ _FAR_NAMES_FROM = 12
 
 
 class Drawing:
-    """A schedule laid out: its size, and its elements."""
-
     def __init__(self, schedule: Schedule, nodes: Nodes | None, follow: int | None = None) -> None:
         _check(schedule, nodes, follow)
         self._schedule, self._framed, self._follow = schedule, nodes is not None, follow
         self._total = sum(schedule.weights) or 1
-        self._timeline = Timeline.of(schedule)
+        self._timeline = StepColumns.of(schedule)
         self._paints = Paints(len(schedule.weights), self._timeline, nodes)
         self._title = title(schedule, self._timeline, nodes, follow)
         self._facts = facts(schedule, nodes, self._timeline)
@@ -88,7 +107,6 @@ class Drawing:
         return document(self.width, self.height, self._title, elements)
 
     def _follows(self, message: Message) -> bool:
-        """Return whether the picture shows this message with its full strength."""
         return self._follow is None or self._follow in map(chunk_of, message.chunks)
 
     def _paint(self, message: Message) -> str:
@@ -103,7 +121,6 @@ class Drawing:
         return is_labelled and self._follows(message)
 
     def _words(self) -> Iterator[str]:
-        """Yield the title, the facts, and the number of each column."""
         yield text(MARGIN, 34, self._title, TITLE_SIZE, font_weight="bold")
         yield text(MARGIN, 56, self._facts, FACTS_SIZE, fill=FAINT)
         axis = "step" if self._timeline.in_lockstep else "time"
@@ -117,7 +134,6 @@ class Drawing:
                 yield text(middle, y, str(column), NUMBER_SIZE, fill=FAINT, text_anchor="middle")
 
     def _frames(self) -> Iterator[str]:
-        """Yield a frame around each node's lanes."""
         sides = {"x": MARGIN - _PAD, "width": self.width - 2 * (MARGIN - _PAD), "rx": 8}
         for number, (top, bottom) in enumerate(self._layout.frames if self._framed else ()):
             frame = element("rect", y=top, height=bottom - top, **sides, fill=FRAME, stroke=EDGE)
@@ -127,7 +143,6 @@ class Drawing:
             yield element("g", frame + name, class_="node")
 
     def _lanes(self) -> Iterator[str]:
-        """Yield each rank's name, with a bar for each of its steps."""
         layout = self._layout
         for rank in layout.tops:
             y = layout.y(rank) + 4
@@ -162,7 +177,6 @@ class Drawing:
         )
 
     def _message(self, arrow: Arrow) -> str:
-        """Return the line and the head of a message."""
         message, reduce = arrow.message, arrow.message.reduce
         paint = self._paint(message)
         (x1, y1), (x2, y2) = arrow.start, arrow.end
@@ -191,7 +205,6 @@ class Drawing:
 
 
 def _check(schedule: Schedule, nodes: Nodes | None, follow: int | None) -> None:
-    """Raise ValueError for nodes that do not list the ranks once, and for an unknown chunk."""
     every = list(range(schedule.size))
     if nodes is not None and sorted(rank for node in nodes for rank in node) != every:
         raise ValueError(f"picture: nodes {nodes} do not list ranks 0 to {every[-1]} once")
@@ -209,3 +222,68 @@ def _sentence(message: Message) -> str:
         f"rank {sender.rank}, step {sender.step}, to rank {receiver.rank}, step {receiver.step}: "
         f"{chunks_text(message.chunks)}{does}"
     )
+
+
+def title(
+    schedule: Schedule, timeline: StepColumns, nodes: Nodes | None, follow: int | None = None
+) -> str:
+    """Return the name of the schedule, and how much of the array its messages carry.
+
+    With a chunk to `follow`, return how many of its messages cross between nodes.
+    """
+    name = f"{schedule.collective} · {schedule.algorithm}"
+    crossing = timeline.crossing(nodes)
+    if follow is not None:
+        carrying, across = (
+            sum(follow in map(chunk_of, message.chunks) for message in messages)
+            for messages in (timeline.messages, crossing)
+        )
+        return (
+            f"{name}: {across} of the {counted(carrying, 'message')} with chunk {follow} "
+            f"{'crosses' if across == 1 else 'cross'} between nodes"
+        )
+    if not timeline.messages:
+        return f"{name}: nothing is sent"
+    steps = counted(timeline.steps, "step")
+    if not any(schedule.weights):
+        return f"{name}: {steps}, no data"
+    if len([node for node in nodes or () if node]) > 1:
+        crosses = sum(_weight(message, schedule) for message in crossing)
+        return f"{name}: {_arrays(crosses, schedule)} crosses between nodes, in {steps}"
+    sent = [0] * schedule.size
+    for message in timeline.messages:
+        sent[message.sender.rank] += _weight(message, schedule)
+    is_alike = len({_arrays(each, schedule) for each in sent}) == 1
+    who = "each rank" if is_alike else "the busiest rank"
+    return f"{name}: {who} sends {_arrays(max(sent), schedule)} in {steps}"
+
+
+def facts(schedule: Schedule, nodes: Nodes | None, timeline: StepColumns) -> str:
+    """Return text such as: 8 ranks on nodes of 3, 1 and 4 · 10 steps · 18 chunks · 92 messages."""
+    where = f" on {nodes_text([len(node) for node in nodes])}" if nodes else ""
+    return " · ".join(
+        [
+            counted(schedule.size, "rank") + where,
+            counted(timeline.steps, "step"),
+            counted(len(schedule.weights), "chunk"),
+            counted(len(timeline.messages), "message"),
+        ]
+    )
+
+
+def nodes_text(sizes: Sequence[int]) -> str:
+    if len(sizes) == 1:
+        return "1 node"
+    if min(sizes) == max(sizes):
+        return f"{len(sizes)} nodes of {sizes[0]}"
+    if len(sizes) > 6:
+        return f"{len(sizes)} nodes of {min(sizes)} to {max(sizes)}"
+    return f"nodes of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
+
+
+def _weight(message: Message, schedule: Schedule) -> int:
+    return sum(schedule.weights[chunk_of(chunk)] for chunk in message.chunks)
+
+
+def _arrays(weight: int, schedule: Schedule) -> str:
+    return f"{weight / sum(schedule.weights):.3g} times the array"

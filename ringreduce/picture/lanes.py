@@ -3,7 +3,7 @@
 Several charts in one picture are below each other, on one scale of time.
 
 >>> from ringreduce.picture.style import BLUE
->>> bars = [Bar(0.0, 1.0, "F0", BLUE, "forward"), Bar(3.0, 4.0, "B0", BLUE, "backward")]
+>>> bars = [LaneBar(0.0, 1.0, "F0", BLUE, "forward"), LaneBar(3.0, 4.0, "B0", BLUE, "backward")]
 >>> chart = LaneChart("Half of the time is idle", "1 rank", [Lane("rank 0", bars)], arrows=[])
 >>> svg = draw_lanes([chart], fills=[Sample(BLUE, "work")], arrows=[])
 >>> "50 %" in svg, svg.count('class="bar"')
@@ -28,8 +28,11 @@ from ringreduce.picture.style import (
     NUMBER_SIZE,
     TITLE_SIZE,
     document,
+    element,
+    text,
+    text_width,
+    tooltip,
 )
-from ringreduce.picture.svg import element, text, text_width, tooltip
 
 _LANE, _GAP = 28.0, 16.0
 """The height of a lane, and the space between two lanes, which has the arrows."""
@@ -37,11 +40,9 @@ _HEAD, _FOOT = 88.0, 24.0
 """Space above the lanes of a chart, for its words and its numbers, and space below them."""
 _LABEL_SIZE, _LABEL_PAD = 11.0, 3.5
 _LINE = 11.5
-"""The distance of the lines of a label."""
 _WIDEST = 1500.0
 """The most width of the lanes.  Where it is too little for the labels, they are left out."""
 _SHARE_WIDTH = 76.0
-"""The width of the idle share, to the right of a lane."""
 _SHIFT = 2.5
 """Arrows down are this much to the left of their times, and arrows up to the right."""
 _STROKE, _TIP = 1.25, 4.0
@@ -51,32 +52,27 @@ _STUB = 11.0
 
 
 @dataclass(frozen=True)
-class Bar:
-    """What a rank does from `begin` to `end`."""
-
+class LaneBar:
     begin: float
     end: float
     label: str
     """One line or two, in the bar if there is room."""
     colour: str
     words: str
-    """Its tooltip."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank, and what it does, in order."""
-
     name: str
-    bars: Sequence[Bar]
+    bars: Sequence[LaneBar]
 
 
 @dataclass(frozen=True)
-class Arrow:
+class LaneArrow:
     """A message from a lane to a lane, each at its time.
 
-    If the lanes are not neighbours, they must be the first and the last one.  The arrow then leaves
-    the chart behind one of them, and returns behind the other one: it crosses no lane.
+    The lanes must be neighbours, or the first and the last one: then the arrow goes round the
+    chart, and crosses no lane.
     """
 
     sender: tuple[int, float]
@@ -84,7 +80,6 @@ class Arrow:
     receiver: tuple[int, float]
     colour: str
     words: str
-    """Its tooltip."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +89,23 @@ class LaneChart:
     title: str
     facts: str
     lanes: Sequence[Lane]
-    arrows: Sequence[Arrow]
+    arrows: Sequence[LaneArrow]
 
     @property
     def time(self) -> float:
-        """When the last bar ends."""
         return max((bar.end for lane in self.lanes for bar in lane.bars), default=0.0)
 
 
 class Sample(NamedTuple):
-    """A colour, and its meaning."""
-
     colour: str
     words: str
     upward: bool = False
-    """The direction of an arrow."""
 
 
 def draw_lanes(
     charts: Sequence[LaneChart], fills: Sequence[Sample], arrows: Sequence[Sample]
 ) -> str:
-    """Return an SVG document: the charts on one scale of time, and a legend of the colours.
-
-    `fills` are the colours of bars, `arrows` those of messages, each with its meaning.
-    """
+    """Return an SVG document: charts on one scale of time, and the meaning of their colours."""
     time = max(chart.time for chart in charts)
     needed = max((_needed(chart) for chart in charts), default=0.0)
     words = max(
@@ -129,7 +117,7 @@ def draw_lanes(
     elements: list[str] = []
     y = 0.0
     for chart in charts:
-        drawn = _Drawn(chart, y, scale, time)
+        drawn = _LaneDrawing(chart, y, scale, time)
         elements += drawn.elements()
         y = drawn.bottom
     wide = MARGIN + NAME_WIDTH + width + _SHARE_WIDTH + MARGIN
@@ -151,13 +139,11 @@ def _needed(chart: LaneChart) -> float:
     )
 
 
-def _label_width(bar: Bar) -> float:
+def _label_width(bar: LaneBar) -> float:
     return max(text_width(line, _LABEL_SIZE) for line in bar.label.split("\n"))
 
 
-class _Drawn:
-    """A chart at its place in the picture; `top` is the y above its words."""
-
+class _LaneDrawing:
     def __init__(self, chart: LaneChart, top: float, scale: float, time: float) -> None:
         self._chart, self._top, self._scale, self._time = chart, top, scale, time
         self._first = top + _HEAD
@@ -166,7 +152,6 @@ class _Drawn:
         self.bottom = self._first + lanes * _LANE + (lanes - 1) * _GAP + _FOOT
 
     def elements(self) -> Iterator[str]:
-        """Yield the elements: words, lanes, arrows between the lanes, and bars."""
         chart = self._chart
         yield text(MARGIN, self._top + 34, chart.title, TITLE_SIZE, font_weight="bold")
         yield text(MARGIN, self._top + 54, chart.facts, FACTS_SIZE, fill=FAINT)
@@ -180,7 +165,6 @@ class _Drawn:
         return self._left + time * self._scale
 
     def _y(self, lane: int) -> float:
-        """Return the top of a lane."""
         return self._first + lane * (_LANE + _GAP)
 
     def _numbers(self) -> Iterator[str]:
@@ -208,11 +192,10 @@ class _Drawn:
         )
 
     def _bars(self, number: int, lane: Lane) -> Iterator[str]:
-        """Yield the name of a lane, its bars, its gaps with their share, and the idle share."""
         middle, time = self._y(number) + _LANE / 2 + 4, self._chart.time
         yield text(self._left - 10, middle, lane.name, NAME_SIZE, text_anchor="end")
         end, idle = 0.0, 0.0
-        for bar in [*lane.bars, Bar(time, time, "", "", "")]:
+        for bar in [*lane.bars, LaneBar(time, time, "", "", "")]:
             idle += bar.begin - end
             yield from self._share(number, end, bar.begin)
             end = bar.end
@@ -221,7 +204,7 @@ class _Drawn:
         share = f"{_percent(idle / time if time else 0.0)} idle"
         yield text(self._x(time) + 10, middle, share, NUMBER_SIZE, fill=FAINT)
 
-    def _bar(self, number: int, bar: Bar) -> str:
+    def _bar(self, number: int, bar: LaneBar) -> str:
         width = (bar.end - bar.begin) * self._scale
         y = self._y(number)
         rect = element(
@@ -235,7 +218,7 @@ class _Drawn:
         )
         return element("g", tooltip(bar.words) + rect + self._label(bar, y), class_="bar")
 
-    def _label(self, bar: Bar, top: float) -> str:
+    def _label(self, bar: LaneBar, top: float) -> str:
         """Return the lines of the label of a bar, if the bar is wide enough."""
         width = (bar.end - bar.begin) * self._scale
         if _label_width(bar) + _LABEL_PAD / 2 > width:
@@ -249,14 +232,13 @@ class _Drawn:
         )
 
     def _share(self, number: int, begin: float, end: float) -> Iterator[str]:
-        """Yield the share of an idle gap, if it is wide enough."""
         time = self._chart.time
         words = _percent((end - begin) / time) if time else ""
         if end > begin and text_width(words, _LABEL_SIZE) + 4 <= (end - begin) * self._scale:
             x, y = self._x((begin + end) / 2), self._y(number) + _LANE / 2 + 3.5
             yield text(x, y, words, _LABEL_SIZE, fill=FAINT, text_anchor="middle", class_="idle")
 
-    def _arrow(self, arrow: Arrow) -> str:
+    def _arrow(self, arrow: LaneArrow) -> str:
         """Return a curve that begins and ends upright, and its head; or two lines with heads."""
         (source, sent), (target, received) = arrow.sender, arrow.receiver
         leaves = abs(target - source) > 1
@@ -278,14 +260,12 @@ class _Drawn:
 
 
 def _upright(x: float, y: float, down: int, colour: str, length: float = _STUB) -> str:
-    """Return an arrow up or down that begins at (x, y)."""
     line = f"M{x:.6g},{y:.6g}V{y + (length - _TIP) * down:.6g}"
     stroke = element("path", d=line, stroke=colour, stroke_width=_STROKE)
     return stroke + _head(x, y + length * down, down, colour)
 
 
 def _head(x: float, y: float, down: int, colour: str) -> str:
-    """Return the head of an arrow whose tip is at (x, y)."""
     back, half = y - down * (_TIP + 1), 0.6 * _TIP
     points = f"M{x - half:.6g},{back:.6g}L{x:.6g},{y:.6g}L{x + half:.6g},{back:.6g}z"
     return element("path", d=points, fill=colour)

@@ -1,31 +1,81 @@
-"""The legend of a picture of a schedule: a sample of each kind of mark, and the chunks' colours."""
+"""The colours of chunks, and the legend: a sample of each kind of mark, and of each colour.
+
+There are at most eight colours, which colour-blind people can tell apart too.
+
+>>> in_parts(chunks=3)
+[0, 1, 2]
+>>> in_parts(chunks=12)
+[0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from ringreduce.picture.marks import LARGEST_HEAD, head, line
-from ringreduce.picture.palette import Paints
-from ringreduce.picture.style import FAINT, LANE, PALETTE
-from ringreduce.picture.svg import element, text, text_width
-from ringreduce.picture.timeline import Timeline
+from ringreduce.picture.layout import LARGEST_HEAD, Nodes, StepColumns, head, line
+from ringreduce.picture.style import FAINT, LANE, PALETTE, element, text, text_width
 from ringreduce.schedules.ranges import range_texts
-from ringreduce.schedules.schedule import Schedule, chunk_of, source_of
+from ringreduce.schedules.schedule import Chunks, Schedule, chunk_of, source_of
+
+
+def in_parts(chunks: int) -> list[int]:
+    """Return the colour of each chunk: its own, or that of its neighbours if there are too few."""
+    colours = min(chunks, len(PALETTE))
+    return [chunk * colours // chunks for chunk in range(chunks)]
+
+
+def in_rails(chunks: int, timeline: StepColumns, nodes: Nodes | None) -> list[int] | None:
+    """Return the rail of each chunk, or None if the rails get no colours of their own.
+
+    Chunks on one rail cross between nodes from and to the same ranks.  None: there is one rail,
+    there are more rails than colours, or a chunk never crosses.
+    """
+    crossing: dict[int, set[int]] = defaultdict(set)
+    for message in timeline.crossing(nodes):
+        for chunk in message.chunks:
+            crossing[chunk_of(chunk)] |= {message.sender.rank, message.receiver.rank}
+    ranks = [frozenset(crossing[chunk]) for chunk in range(chunks)]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(ranks))}
+    if frozenset() in numbers or not 1 < len(numbers) <= len(PALETTE):
+        return None
+    return [numbers[each] for each in ranks]
+
+
+class Paints:
+    def __init__(self, chunks: int, timeline: StepColumns, nodes: Nodes | None) -> None:
+        rails = in_rails(chunks, timeline, nodes)
+        self.has_rails = rails is not None
+        self.numbers = rails if rails is not None else in_parts(chunks)
+        self._gradients: dict[tuple[str, ...], str] = {}
+
+    def of(self, chunks: Chunks) -> str:
+        """Return the value of a ``stroke`` or ``fill``; a copy has the colour of its chunk."""
+        colours = tuple(dict.fromkeys(PALETTE[self.numbers[chunk_of(chunk)]] for chunk in chunks))
+        if len(colours) < 2:
+            return colours[0] if colours else FAINT
+        return f"url(#{self._gradients.setdefault(colours, f'paint{len(self._gradients)}')})"
+
+    def definitions(self) -> Iterable[str]:
+        for colours, name in self._gradients.items():
+            stops = "".join(
+                element("stop", offset=round(i / (len(colours) - 1), 3), stop_color=colour)
+                for i, colour in enumerate(colours)
+            )
+            yield element("linearGradient", stops, id=name)
+
 
 _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
-"""The width of a sample."""
 _SWATCH = 16.0
-"""The side of a sample of a colour."""
 _LONGEST_RANGES = 40
-"""Letters."""
 _Sample = Callable[[float, float], str]
 """(left, middle) -> an element, at most `_SAMPLE` wide."""
 
 
 def legend(
-    schedule: Schedule, timeline: Timeline, paints: Paints, width: float
+    schedule: Schedule, timeline: StepColumns, paints: Paints, width: float
 ) -> tuple[list[str], float]:
     """Return the legend's elements, from (0, 0) down and `width` wide, and their height."""
     elements: list[str] = []
@@ -43,8 +93,7 @@ def legend(
     return elements, y + _ROW / 2
 
 
-def _entries(schedule: Schedule, timeline: Timeline) -> Iterator[tuple[_Sample, str]]:
-    """Yield a sample and its meaning for each kind of element that this picture has."""
+def _entries(schedule: Schedule, timeline: StepColumns) -> Iterator[tuple[_Sample, str]]:
     carrying = [message for message in timeline.messages if message.chunks]
     if any(message.reduce for message in carrying):
         yield partial(_arrow, reduce=True), "is added in"
@@ -83,7 +132,6 @@ def _bar(x: float, y: float) -> str:
 def _colours(
     moved: Sequence[int], paints: Paints, y: float, width: float
 ) -> tuple[list[str], float]:
-    """Return a sample of each colour with its moved chunks, and the middle of the last row."""
     chunks_of: dict[int, list[int]] = {}
     for chunk in moved:
         chunks_of.setdefault(paints.numbers[chunk], []).append(chunk)

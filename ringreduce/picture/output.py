@@ -11,7 +11,6 @@ from types import ModuleType
 from ringreduce.picture.style import in_light
 
 SUFFIXES = (".svg", ".png")
-"""The ends of names of files with pictures."""
 _NOT_IN_XML = re.compile("[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
 """Characters that a name of a file may have, but no XML."""
 _PIXELS_A_UNIT, _MOST_PIXELS = 2.0, 8192

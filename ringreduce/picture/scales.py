@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _MOST = 7
-"""The most ticks, unless the caller names a number."""
 _PAD = 1.08
 """A logarithmic scale ends this factor outside the values."""
 
@@ -31,13 +30,11 @@ class Scale:
     is_log: bool = False
 
     def share(self, value: float) -> float:
-        """Return the position of `value`: 0 at `low`, 1 at `high`."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def has(self, value: float) -> bool:
-        """Return whether the scale has a position for `value`: False for NaN and infinity."""
         return math.isfinite(value) and (value > 0 or not self.is_log)
 
 
@@ -104,7 +101,6 @@ def size_text(nbytes: int) -> str:
 
 
 def _round_numbers(least: float) -> Iterable[float]:
-    """Yield 1, 2 and 5 times powers of ten, ascending, from about `least`."""
     exponent = math.floor(math.log10(least))
     while True:
         for factor in (1, 2, 5):
@@ -124,5 +120,4 @@ def _positive_ends(values: Iterable[float], pad: float = _PAD) -> tuple[float, f
 
 
 def _plain(value: float) -> float:
-    """Return an int for a whole number, so that it is written without a point."""
     return int(value) if value == int(value) else value

@@ -1,8 +1,12 @@
-"""The one style of all pictures: colours, sizes of text, and the document around the elements.
+"""The one style of all pictures: elements of SVG, colours, sizes of text, and the document.
 
 An element has the colours for a light page as its attributes, so every program that reads SVG shows
 them.  `document` adds a style sheet with the colour for a dark page of each colour in the picture.
 
+>>> element("circle", r=5.0, stroke_width=1.5)
+'<circle r="5" stroke-width="1.5"/>'
+>>> text(8, 20, "a < b", 12, fill="#000000")
+'<text x="8" y="20" font-size="12" fill="#000000">a &lt; b</text>'
 >>> svg = document(9, 9, "a dot", [element("circle", r=2, fill=INK)])
 >>> 'fill="#1f2328"' in svg, "prefers-color-scheme" in svg
 (True, True)
@@ -14,8 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from ringreduce.picture.svg import element, tooltip
+from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT = "#1f2328", "#59636e"
 """Text, and text of less weight."""
@@ -29,9 +32,7 @@ TINTS = ("#c3d6f2", "#f6cfae", "#bfe0d3", "#e3c6dd")
 """The first colours of `PALETTE` as backgrounds of text."""
 FAMILY = "system-ui, sans-serif"
 TITLE_SIZE, FACTS_SIZE, NAME_SIZE, NUMBER_SIZE = 18.0, 12.0, 12.0, 11.0
-"""Sizes of text."""
 DASHED, DOTTED = "5 3", "1 3"
-"""Patterns of lines."""
 MARGIN = 20.0
 """Space between the border of a picture and its elements."""
 DARK = {
@@ -79,12 +80,10 @@ def document(width: float, height: float, title: str, elements: Sequence[str]) -
 
 
 def in_light(svg: str) -> str:
-    """Return a picture of `document` with the colours of a light page alone."""
     return re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}\n", "", svg)
 
 
 def in_dark(svg: str) -> str:
-    """Return a picture of `document` with the colours of a dark page alone."""
     attribute = "|".join(_ATTRIBUTES)
     return re.sub(
         rf'({attribute})="(#\w+)"',
@@ -94,10 +93,46 @@ def in_dark(svg: str) -> str:
 
 
 def _rules(picture: str) -> str:
-    """Return a CSS rule for each attribute and colour that `picture` has."""
     return "".join(
         f'[{name}="{light}"]{{{name}:{dark}}}'
         for light, dark in DARK.items()
         for name in _ATTRIBUTES
         if f' {name}="{light}"' in picture
     )
+
+
+_WIDTHS = {
+    **dict.fromkeys(" ijlI.,|'", 0.33),
+    **dict.fromkeys("frt-()[]:;/!·", 0.44),
+    **dict.fromkeys("mwMW%@…", 1.0),
+}
+"""Widths of letters in font sizes, rounded up: those of DejaVu Sans, which is a wide font."""
+_LETTER, _BOLD = 0.67, 1.13
+"""The width of other letters, and of bold ones as a multiple."""
+
+
+def element(name: str, content: str | None = None, /, **attributes: float | str) -> str:
+    """Return an element around `content`, which is SVG; attributes are named with _ for -."""
+    words = "".join(
+        f" {key.rstrip('_').replace('_', '-')}={quoteattr(_value(value))}"
+        for key, value in attributes.items()
+    )
+    return f"<{name}{words}/>" if content is None else f"<{name}{words}>{content}</{name}>"
+
+
+def text(x: float, y: float, words: str, size: float, **attributes: float | str) -> str:
+    return element("text", escape(words), x=x, y=y, font_size=size, **attributes)
+
+
+def tooltip(words: str) -> str:
+    return element("title", escape(words))
+
+
+def text_width(words: str, size: float, *, bold: bool = False) -> float:
+    """Estimate the width of a line of text, rather too high."""
+    widths = sum(_WIDTHS.get(letter, _LETTER) for letter in words)
+    return widths * size * (_BOLD if bold else 1)
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{round(value, 2):.12g}"

@@ -107,7 +107,6 @@ class PipelineSchedule:
         return tuple(self._checked(rank, action) for action in made)
 
     def _checked(self, rank: int, action: object) -> Action:
-        """Return an action that the generator has yielded, as an `Action`."""
         if isinstance(action, Action):
             return action
         if not isinstance(action, str):
@@ -128,8 +127,6 @@ REGISTERED: dict[str, tuple[Acts, ClaimOf | None]] = {}
 
 
 def pipeline(name: str, claim: ClaimOf | None) -> Callable[[Acts], Acts]:
-    """Register a generator of actions under `name`."""
-
     def register(acts: Acts) -> Acts:
         REGISTERED[name] = acts, claim
         return acts

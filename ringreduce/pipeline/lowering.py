@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from ringreduce.pipeline.actions import Action
 from ringreduce.pipeline.definition import PipelineSchedule
-from ringreduce.schedules.matching import Place, Vocabulary
+from ringreduce.schedules.matching import RankStep, Vocabulary
 from ringreduce.schedules.schedule import Chunks, Recv, Send, Step
 
 FORWARD, BACKWARD = 0, 1
@@ -117,7 +117,6 @@ def lower(schedule: PipelineSchedule, rank: int) -> tuple[Step, ...]:
 
 
 def _step(schedule: PipelineSchedule, before: Action | None, after: Action | None) -> Step:
-    """Return the step between two actions of a rank."""
     if schedule.ranks == 1:
         return Step()
     sent = result_of(before, schedule.stages) if before else None
@@ -149,7 +148,7 @@ def input_of(action: Action, stages: int) -> Payload | None:
 def vocabulary(acts: Sequence[Sequence[Action]]) -> Vocabulary:
     """Return the flows of the messages, and the words of errors, for the actions of all ranks."""
 
-    def when(place: Place, sends: bool) -> str:
+    def when(place: RankStep, sends: bool) -> str:
         here = acts[place.rank]
         return f"after {here[place.step - 1]}" if sends else f"before {here[place.step]}"
 
@@ -161,5 +160,5 @@ def vocabulary(acts: Sequence[Sequence[Action]]) -> Vocabulary:
         chunks=chunks,
         when=when,
         subject=lambda place, sends: f"rank {place.rank} {when(place, sends)}",
-        mark=lambda place, sends: Place(place.rank, place.step - sends),
+        mark=lambda place, sends: RankStep(place.rank, place.step - sends),
     )

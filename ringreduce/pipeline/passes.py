@@ -31,7 +31,6 @@ def check_passes(schedule: PipelineSchedule, rank: int, actions: Sequence[Action
 
 
 def _check_place(schedule: PipelineSchedule, rank: int, index: int, action: Action) -> None:
-    """Check that an action has a stage of its rank, a known kind, and a microbatch."""
     if action.kind not in KINDS:
         raise _wrong(rank, index, f"has {action}; an action is F, B, I or W")
     if not 0 <= action.stage < schedule.stages:
@@ -45,7 +44,6 @@ def _check_place(schedule: PipelineSchedule, rank: int, index: int, action: Acti
 
 
 def _check_pass(rank: int, indices: dict[Action, int], stage: int, microbatch: int) -> None:
-    """Check that a microbatch passes forward through a stage and then backward."""
     forward, whole, inner, weights = (
         Action(stage, kind, microbatch) for kind in ("F", "B", "I", "W")
     )
@@ -87,5 +85,4 @@ def _check_inputs(schedule: PipelineSchedule, actions: Iterable[Action]) -> None
 
 
 def _wrong(rank: int, index: int, what: str) -> ScheduleError:
-    """Return the error of an action: `what` says what the rank does wrong there."""
     return ScheduleError(f"rank {rank} {what}", [(rank, index)])

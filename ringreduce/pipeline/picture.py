@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ringreduce.errors import counted
-from ringreduce.picture.lanes import Arrow, Bar, Lane, LaneChart, Sample, draw_lanes
+from ringreduce.picture.lanes import Lane, LaneArrow, LaneBar, LaneChart, Sample, draw_lanes
 from ringreduce.picture.output import to_pixels
 from ringreduce.picture.style import BLUE, ORANGE, TINTS
 from ringreduce.pipeline.actions import KINDS, Action, held_after
@@ -110,15 +110,13 @@ def _facts(times: Timeline) -> Iterator[str]:
 
 
 def _actions(times: Timeline) -> Iterator[tuple[int, Action, float, float]]:
-    """Yield the rank, the action, its begin and its end, for all actions."""
     for rank, (begins, ends) in enumerate(zip(times.begins, times.ends, strict=True)):
         for action, begin, end in zip(times.schedule.acts(rank), begins, ends, strict=True):
             yield rank, action, begin, end
 
 
-def _bars(times: Timeline) -> list[list[Bar]]:
-    """Return the bars of each rank."""
-    bars: list[list[Bar]] = [[] for _ in range(times.schedule.ranks)]
+def _bars(times: Timeline) -> list[list[LaneBar]]:
+    bars: list[list[LaneBar]] = [[] for _ in range(times.schedule.ranks)]
     for rank, action, begin, end in _actions(times):
         words = (
             f"{action}: stage {action.stage}, {KINDS[action.kind]}, microbatch "
@@ -126,11 +124,11 @@ def _bars(times: Timeline) -> list[list[Bar]]:
         )
         name = f"{action.kind}{action.microbatch}"
         name += f"\n{action.stage}" if times.schedule.virtual > 1 else ""
-        bars[rank].append(Bar(begin, end, name, _FILLS[action.kind], words))
+        bars[rank].append(LaneBar(begin, end, name, _FILLS[action.kind], words))
     return bars
 
 
-def _arrows(times: Timeline) -> Iterator[Arrow]:
+def _arrows(times: Timeline) -> Iterator[LaneArrow]:
     """Yield an arrow from the end of each action to the action that needs its result."""
     stages = times.schedule.stages
     receivers = {
@@ -141,4 +139,4 @@ def _arrows(times: Timeline) -> Iterator[Arrow]:
         if payload is not None:
             colour = BLUE if payload.flow == FORWARD else ORANGE
             words = f"{payload}, from rank {rank} to rank {receivers[payload][0]}"
-            yield Arrow((rank, end), receivers[payload], colour, words)
+            yield LaneArrow((rank, end), receivers[payload], colour, words)

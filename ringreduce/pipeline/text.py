@@ -56,12 +56,10 @@ def draw(pipeline: PipelineSchedule | Timeline, width: int | None = None) -> str
 
 
 def heading(times: Timeline) -> str:
-    """Return the name of the schedule, the time, and the idle share of all ranks."""
     return f"{times.schedule}: time {times.time:.6g}, {percent(idle_share(times))} idle"
 
 
 def idle_share(times: Timeline) -> float:
-    """Return the idle time of all ranks as a share of their time."""
     return sum(times.idle) / len(times.idle)
 
 
@@ -71,7 +69,6 @@ def label(schedule: PipelineSchedule, action: Action) -> str:
 
 
 def legend(schedule: PipelineSchedule, acts: Iterable[Iterable[Action]]) -> str:
-    """Return the meaning of the names of actions."""
     used = {action.kind for actions in acts for action in actions}
     kinds = [f"{kind}: {meaning}" for kind, meaning in KINDS.items() if kind in used]
     stage = ", before it the stage" if schedule.virtual > 1 else ""
@@ -117,10 +114,9 @@ def percent(share: float) -> str:
 def draw_failed(
     schedule: PipelineSchedule, acts: Sequence[Sequence[Action]], failed: Mapping[int, int]
 ) -> str:
-    """Return the actions of each rank in their order, with the failed ones marked by ``!``.
+    """Return the actions of each rank, with `failed[rank]` marked by ``!``.
 
-    `failed` is rank -> the index of its action.  Of a large schedule the ranks and actions nearest
-    to the failed ones are drawn.
+    Of a large schedule the ranks and actions nearest to the failed ones are drawn.
     """
     ranks = window(len(acts), sorted(failed), _MOST_RANKS)
     most = max(map(len, acts), default=0)

@@ -17,7 +17,7 @@ from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.lowering import Payload, lower, vocabulary
 from ringreduce.pipeline.passes import check_passes
 from ringreduce.schedules.cost import Link, Links, Profile
-from ringreduce.schedules.matching import Message, Place, match
+from ringreduce.schedules.matching import Message, RankStep, match
 from ringreduce.schedules.simulation import Workload, simulate
 
 FREE = Profile(in_node=Link(0.0, 0.0), between_nodes=Link(0.0, 0.0))
@@ -139,7 +139,7 @@ def timeline(schedule: PipelineSchedule, costs: Costs | None = None) -> Timeline
     workload = workload_of(schedule, acts, match(steps, vocabulary(acts)), costs)
     begins = [[0.0] * len(work_s) for work_s in workload.work_s]
 
-    def watch(place: Place, time_s: float) -> None:
+    def watch(place: RankStep, time_s: float) -> None:
         begins[place.rank][place.step] = time_s
 
     simulate(workload, watch=watch)
@@ -160,7 +160,6 @@ def workload_of(
     messages: Iterable[Message],
     costs: Costs,
 ) -> Workload:
-    """Return the messages of all ranks and their actions, with their costs, for the simulation."""
     times = _Times(schedule, costs)
     nodes = costs.nodes if costs.nodes is not None else [range(schedule.ranks)]
     if sorted(rank for node in nodes for rank in node) != list(range(schedule.ranks)):
@@ -175,8 +174,6 @@ def workload_of(
 
 
 class _Times:
-    """The costs of a schedule's actions and messages."""
-
     def __init__(self, schedule: PipelineSchedule, costs: Costs) -> None:
         stages = schedule.stages
         of_rank = {"forward": costs.forward, "backward": costs.backward}

@@ -12,18 +12,13 @@ PAGE_BYTES = 4 << 10
 """Bytes of a page: the kernel reads and writes other processes' memory by pages."""
 
 
-class Place(NamedTuple):
-    """Bytes of a buffer from an offset on."""
-
+class Operand(NamedTuple):
     rank: int
-    """The rank that has the buffer."""
     buffer: int
     """INPUT, OUTPUT, SCRATCH or SLOT."""
     offset: int
-    """Offset of the first byte."""
 
-    def after(self, nbytes: int) -> Place:
-        """Return the place behind the first `nbytes`."""
+    def after(self, nbytes: int) -> Operand:
         return self._replace(offset=self.offset + nbytes) if nbytes else self
 
 
@@ -31,9 +26,7 @@ class FreeSlot(NamedTuple):
     """Wait until the slot of a round may be written, and reserve memory for the round's data."""
 
     round: int
-    """Number of the round in the program, from 1."""
     nbytes: int = 0
-    """Bytes to reserve."""
     unless_shared: int | None = None
     """INPUT or OUTPUT: reserve nothing if this buffer of the rank is shared memory."""
 
@@ -42,7 +35,7 @@ class Post(NamedTuple):
     """Publish this rank's part of a round."""
 
     round: int
-    exposes: Place | None = None
+    exposes: Operand | None = None
     """Memory that peers read in place of the slot, if this buffer of the rank is shared memory."""
 
 
@@ -61,8 +54,8 @@ class Wait(NamedTuple):
 class CopyBytes(NamedTuple):
     """``into = source``; a rank may write to OUTPUT of a peer."""
 
-    into: Place
-    source: Place
+    into: Operand
+    source: Operand
     nbytes: int
     unless_shared: int | None = None
     """INPUT or OUTPUT: copy nothing if this buffer of the rank is shared memory."""
@@ -71,32 +64,29 @@ class CopyBytes(NamedTuple):
 class Reduce(NamedTuple):
     """``into`` = the sources, reduced from left to right."""
 
-    into: Place
-    sources: tuple[Place, ...]
-    """Two or more."""
+    into: Operand
+    sources: tuple[Operand, ...]
     nbytes: int
     finishes: bool
     """Whether the result has all contributions; a mean is divided then."""
-    direct: tuple[Place, ...] = ()
+    direct: tuple[Operand, ...] = ()
     """Places in OUTPUT of peers: the result is written to those that are shared memory."""
     writes_private: bool = False
     """Whether the result is written to the other ones of these places, too."""
-    staged: Place | None = None
+    staged: Operand | None = None
     """Place in this rank's slot for the result, unless all readers were written directly."""
     readers: int = 0
     """Number of ranks that read the result; 0 if it is single-copy."""
 
 
 class Pause(NamedTuple):
-    """Return to Python: signal handlers run, and the call is seen to make progress."""
+    """Return to Python: signal handlers run, and the call counts as making progress."""
 
 
 Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause
 
 
 class Instructions(NamedTuple):
-    """One rank's part of a plan, or of one slice."""
-
     instructions: tuple[Instruction, ...]
     rounds: tuple[int, ...]
     """Number of rounds of each slice, the same on all ranks."""
@@ -114,7 +104,6 @@ class Instructions(NamedTuple):
     """(step, "send" or "recv", peer, bytes of data) of each slice: for the message log."""
 
     def step_of(self, number: int) -> int:
-        """Return the step, in its slice, of the round of this number, from 1."""
         for rounds in self.rounds:
             if number <= rounds:
                 break
@@ -128,9 +117,9 @@ def pushed_bytes(nbytes: int, part: float) -> int:
 
 
 def join(slices: Sequence[Instructions], slices_without_pause: int) -> Instructions:
-    """Join the instructions of one rank for all slices of a plan, in order.
+    """Join the instructions of one rank for all slices of a plan, all or none of them single-copy.
 
-    The slices are all single-copy or none is.  A pause follows each `slices_without_pause` slices.
+    A pause follows each `slices_without_pause` slices.
     """
     if len(slices) == 1:
         return slices[0]

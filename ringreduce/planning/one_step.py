@@ -18,7 +18,7 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
-    Place,
+    Operand,
     Post,
     Wait,
     pushed_bytes,
@@ -28,7 +28,7 @@ from ringreduce.planning.operations import (
     OUTPUT,
     SCRATCH,
     Copy,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -40,7 +40,6 @@ from ringreduce.schedules.schedule import Schedule, Step
 _MOST_RANKS = 64
 """The most ranks for which the messages of all ranks are listed."""
 _NOTHING = Span(SCRATCH, 0, 0)
-"""The span of an empty message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +107,9 @@ class Copies(NamedTuple):
     First to the slot, unless the data are single-copy; then of the chunks that the rank keeps; then
     from the peers; then to the peers, if data are pushed."""
     staged_bytes: Sequence[int]
-    """Rank -> the bytes that it stages."""
 
 
 class Moves:
-    """The messages of one rank in a schedule of one step, for chunks of `counts` elements."""
-
     def __init__(
         self, one_step: OneStep, rank: int, counts: Sequence[int], itemsize: int, slices: int
     ) -> None:
@@ -125,7 +121,6 @@ class Moves:
         """Chunk -> its offset in OUTPUT, in elements."""
 
     def _cut(self, index: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the first element of each chunk in slice `index`, and its elements there."""
         if self._slices == 1:
             return [0] * len(self._counts), self._counts
         parts = [divmod(count, self._slices) for count in self._counts]
@@ -135,7 +130,6 @@ class Moves:
     # --- messages ---
 
     def planned(self, index: int, segment_bytes: int) -> PlannedSlice:
-        """Return the step of slice `index`, as `slices.plan_slice` plans it."""
         step, rank = self._step, self._rank
         begin, counts = self._cut(index)
 
@@ -146,30 +140,27 @@ class Moves:
             start = offsets[chunk] + begin[chunk]
             return Span(buffer, start, start + counts[chunk])
 
-        recvs: list[Message] = []
+        recvs: list[PlannedMessage] = []
         for peer, chunk, _ in step.recvs[rank]:
             recvs += self._messages(peer, span(OUTPUT, chunk), segment_bytes)
-        sends: list[Message] = []
+        sends: list[PlannedMessage] = []
         for peer, chunk in step.sends[rank]:
             sends += self._messages(peer, span(INPUT, chunk), segment_bytes)
         kept = [chunk for chunk in step.kept[rank] if counts[chunk]]
         copies = tuple(Copy(span(INPUT, chunk), span(OUTPUT, chunk)) for chunk in kept)
         return PlannedSlice((PlannedStep(0, (), tuple(recvs), tuple(sends), ()),), copies, 0)
 
-    def _messages(self, peer: int, span: Span, segment_bytes: int) -> Iterator[Message]:
+    def _messages(self, peer: int, span: Span, segment_bytes: int) -> Iterator[PlannedMessage]:
         buffer, begin, end = span
         segment = max(1, segment_bytes // self._itemsize)
         for start, stop in cut_in_segments(end - begin, segment):
             signature = None if start else place_of_signature((stop - start) * self._itemsize)
-            yield Message(peer, Span(buffer, begin + start, begin + stop), signature)
+            yield PlannedMessage(peer, Span(buffer, begin + start, begin + stop), signature)
 
     # --- shared memory ---
 
     def copies(self, index: int, single_copy: bool, pushed: float = 0.0) -> Copies:
-        """Return this rank's copies in slice `index`.  A copy of an empty chunk has no bytes.
-
-        `pushed` is the part of a single-copy message that its sender pushes.
-        """
+        """Return this rank's copies in slice `index`; `pushed` is the part that senders push."""
         step, rank, size = self._step, self._rank, self._itemsize
         begin, counts = self._cut(index)
         inputs, outputs = self._inputs, self._outputs
@@ -216,15 +207,16 @@ class Moves:
     def instructions(self, index: int, single_copy: bool, pushed: float = 0.0) -> Instructions:
         """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does.
 
-        Copies without bytes are instructions too, so those of other counts differ in numbers alone.
+        Copies without bytes are instructions too, so those of other counts differ in
+        numbers alone.
         """
         step, rank, found = self._step, self._rank, self.copies(index, single_copy, pushed)
         numbers = iter(found.numbers)
 
         def copy(into: int, owner: int, source: int, target_rank: int = rank) -> CopyBytes:
             target_offset, source_offset, nbytes = next(numbers)
-            target = Place(target_rank, into, target_offset)
-            return CopyBytes(target, Place(owner, source, source_offset), nbytes)
+            target = Operand(target_rank, into, target_offset)
+            return CopyBytes(target, Operand(owner, source, source_offset), nbytes)
 
         made: list[Instruction] = [FreeSlot(1, found.staged_bytes[rank])]
         if not single_copy:
@@ -263,6 +255,5 @@ class Moves:
 
 
 def offsets_of(chunks: Sequence[int], counts: Sequence[int]) -> dict[int, int]:
-    """Return chunk -> its offset in a buffer that holds these chunks one after another."""
     starts = accumulate((counts[chunk] for chunk in chunks), initial=0)
     return dict(zip(chunks, starts, strict=False))

@@ -13,10 +13,7 @@ INPUT, OUTPUT, SCRATCH = range(3)
 
 
 class Span(NamedTuple):
-    """Elements `start` to ``stop - 1`` of one of the three buffers."""
-
     buffer: int
-    """INPUT, OUTPUT or SCRATCH."""
     start: int
     stop: int
 
@@ -30,13 +27,11 @@ that a peer sends in a slice is at most this long, plus the signature.
 """
 
 
-class Message(NamedTuple):
+class PlannedMessage(NamedTuple):
     """One message.  The first message of an ordered pair in a slice carries the signature."""
 
     peer: int
-    """The rank at the other end."""
     span: Span
-    """The memory that is sent, or received into."""
     signature: str | None
     """INSIDE the message, BESIDE it in a message of its own, or None."""
 
@@ -51,8 +46,6 @@ class Fold(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """``into = source``."""
-
     source: Span
     into: Span
 
@@ -67,11 +60,10 @@ class PlannedStep:
     """
 
     index: int
-    """The number of the step in the schedule."""
     packs: tuple[Copy, ...]
     """Copies to scratch, made before the sends, of chunks that are sent but are not contiguous."""
-    recvs: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    recvs: tuple[PlannedMessage, ...]
+    sends: tuple[PlannedMessage, ...]
     folds: tuple[Fold, ...]
     more_parts: bool = False
     """Whether another part of the same step follows."""
@@ -106,4 +98,3 @@ class ChunkOffsets:
     output: int
     """Offset in OUTPUT; meaningless if the rank does not hold the chunk after."""
     count: int
-    """Elements of the chunk in this slice."""

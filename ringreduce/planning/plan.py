@@ -28,15 +28,11 @@ class Plan:
     rank: int
     itemsize: int
     count: int
-    """Elements of all chunks."""
     slices: int
-    """Number of slices that the data are divided into."""
     chunk_offsets: Callable[[int], Sequence[ChunkOffsets]]
     """Slice -> the offsets of its chunks.  Computed on demand: there may be many slices."""
     input_count: int
-    """Elements of this rank's INPUT."""
     output_count: int
-    """Elements of this rank's OUTPUT."""
     segment_bytes: int
     """Longer messages are sent in segments of about this size."""
     of: Callable[[int], Plan]
@@ -51,7 +47,6 @@ class Plan:
     _steps: tuple[Step, ...] | None = None
 
     def slice(self, index: int) -> PlannedSlice:
-        """Return the planned steps of slice `index`."""
         if index not in self._slices and self.moves is not None:
             self._slices[index] = self.moves.planned(index, self.segment_bytes)
         if index not in self._slices:
@@ -69,7 +64,6 @@ class Plan:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of data that this rank sends."""
         slices = map(self.slice, range(self.slices))
         spans = [m.span for s in slices for step in s.steps for m in step.sends]
         return self.itemsize * sum(span.stop - span.start for span in spans)
@@ -85,10 +79,9 @@ def plan_whole(
 ) -> Plan:
     """Plan a collective whose INPUT, and OUTPUT, is the whole array of `count` elements.
 
-    The OUTPUT of a rank that holds no chunk after the collective is empty.
-
-    A slice is a contiguous part of the array.  It is divided into the chunks, in order, in
-    proportion to the schedule's weights.
+    The OUTPUT of a rank that holds no chunk after the collective is empty.  A slice is a
+    contiguous part of the array, divided into the chunks in proportion to the schedule's
+    weights.
     """
     total = sum(schedule.weights)
     shares = [0, *accumulate(schedule.weights)]
@@ -129,10 +122,9 @@ def plan_parts(
 ) -> Plan:
     """Plan a collective in which chunk i has ``counts[i]`` elements and a rank may hold only some.
 
-    INPUT is the concatenation of the chunks that the rank holds before the collective, OUTPUT of
-    those that it holds after.  A slice is a part of every chunk.
-
-    `one_step` are the messages of the schedule, if it has one step that only moves chunks.
+    INPUT and OUTPUT are the chunks that the rank holds before and after, concatenated; a slice
+    is a part of every chunk.  `one_step`: the messages of a schedule of one step that only
+    moves chunks.
     """
     held, result = schedule.holds_before(rank), schedule.holds_after(rank)
 
@@ -177,7 +169,6 @@ def shard_counts(count: int, parts: int) -> list[int]:
 
 
 def _cut(count: int, parts: int, part: int) -> tuple[int, int]:
-    """Return the start and the stop of a part, in elements."""
     return _border(count, parts, part), _border(count, parts, part + 1)
 
 

@@ -84,16 +84,11 @@ MOST_DIRECT = 32
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm that ``algorithm="auto"`` takes, and the prediction for every candidate.
-
-    ``"auto"`` takes the first candidate in the list whose prediction is within 2 % of the cheapest.
-    """
+    """The algorithm that ``algorithm="auto"`` takes, and the prediction for every candidate."""
 
     collective: str
     nbytes: int
-    """Bytes of the array."""
     algorithm: str
-    """The algorithm that is taken."""
     predicted_s: Mapping[str, float]
     """Candidate -> predicted seconds.  The candidates are in the order of the list."""
     transport: str
@@ -101,17 +96,14 @@ class Choice:
 
     @property
     def cheapest(self) -> str:
-        """The candidate with the lowest prediction."""
         return min(self.predicted_s, key=self.predicted_s.__getitem__)
 
     @property
     def is_tie(self) -> bool:
-        """Whether several candidates are within 2 % of the cheapest."""
         return len(_equally_fast(self.predicted_s)) > 1
 
     @property
     def reason(self) -> str:
-        """Why the algorithm is taken, such as: the cheapest."""
         if self.is_tie:
             return f"the first in the list within {100 * _TIE:.0f} % of the cheapest"
         return "the cheapest" if len(self.predicted_s) > 1 else "the only candidate"
@@ -143,10 +135,10 @@ def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:
 
 
 def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
-    """Return the part of each message that its sender writes, if it only moves data in one step.
+    """Return the part of each message that its sender writes, and the receiver need not read.
 
-    The receiver reads the rest.  The parts give all ranks the same number of bytes to copy, except
-    where measurements found other parts to be faster.
+    That is 0 unless the schedule only moves data in one step.  All ranks copy equally many
+    bytes, except where measurements found other parts to be faster.
     """
     memory, short = config.memory, nbytes < 1 << 20
     if memory is None or not memory.writes:
@@ -165,7 +157,6 @@ def pushed_part(schedule: Schedule, nbytes: int, config: Config) -> float:
 
 
 def slice_count(schedule: Schedule, nbytes: int, nodes: Nodes, config: Config) -> int:
-    """Return how many slices an array of `nbytes` is divided into."""
     large = 64 << 20 if len(nodes) == 1 else 512 << 10
     if config.memory is not None and not is_single_copy(schedule, nbytes, config):
         large = _staged_slice_bytes(schedule, nbytes, config.memory.crowded)
@@ -194,7 +185,6 @@ def segment_bytes(nodes: Nodes, config: Config) -> int:
 
 
 def staged_bytes(nodes: Nodes, config: Config) -> int:
-    """Return the bytes up to which arrays are copied to memory that messages are bound to."""
     if config.staged_bytes is not None:
         return config.staged_bytes
     return 16 << 10 if len(nodes) == 1 else 128 << 10
@@ -205,15 +195,16 @@ def candidates(
 ) -> list[str]:
     """Return the algorithms to price for these nodes; the first of equally fast ones is taken.
 
-    Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
-    A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
-    hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
-    `memory`, direct algorithms come first: they take the fewest steps.  If they share cores too, or
-    if they are two, a reduce has one algorithm, which depends on `nbytes` alone: a further step of
-    crowded ranks takes far longer than `Profile.crowded_s`.
+    Direct algorithms are left out among many ranks: they are slow there, and take longest to
+    price.  A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes
+    the hierarchical algorithm comes first.  If the ranks of one node share `memory`, direct
+    algorithms come first.  If they share cores too, or if they are two, a reduce has one
+    algorithm, which depends on `nbytes` alone: a further step of crowded ranks takes far longer
+    than `Profile.crowded_s`.
 
-    The direct barrier is for shared memory alone.  There a rank has compared all headers of the
-    call before.  By messages a rank would leave although another one is sent data of another call.
+    The direct barrier is for shared memory alone, where a rank has compared all headers of the
+    call before.  By messages a rank would leave although another one is sent data of another
+    call.
     """
     names = list(ALGORITHMS[collective])
     if collective == "barrier" and memory is None:
@@ -233,10 +224,9 @@ def candidates(
 
 
 def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice:
-    """Price the candidates for `collective`, and choose one.
+    """Choose the first candidate whose predicted time is within 2 % of the lowest.
 
-    Takes the first candidate whose prediction is within 2 % of the lowest.  The choice is a pure
-    function of the arguments, so all ranks make the same choice.
+    The choice is a pure function of the arguments, so all ranks make the same choice.
     """
     names = candidates(collective, nodes, config.memory, nbytes)
     priced = priced_bytes(nbytes)
@@ -246,21 +236,16 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
 
 
 def _equally_fast(predicted_s: Mapping[str, float]) -> list[str]:
-    """Return the candidates that count as equally fast as the cheapest, in their order."""
     enough = min(predicted_s.values()) * (1 + _TIE)
     return [name for name, seconds in predicted_s.items() if seconds <= enough]
 
 
 def priced_bytes(nbytes: int) -> int:
-    """Return the bytes for which `choose` prices an array of `nbytes`: the next power of two.
-
-    So calls of similar size use the same algorithm.
-    """
+    """Return the next power of two, so that calls of similar size use the same algorithm."""
     return 1 << max(nbytes - 1, 0).bit_length()
 
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
-    """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
     schedule, profile = build(collective, algorithm, nodes), config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
@@ -275,10 +260,7 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:
-    """Return the name of the algorithm to run: `algorithm` itself, unless it is ``"auto"``.
-
-    Raises ValueError if no algorithm of the collective has that name.
-    """
+    """Return `algorithm`, or the choice if it is ``"auto"``.  ValueError for an unknown one."""
     if algorithm != "auto":
         parse(collective, algorithm)
         return algorithm

@@ -30,7 +30,7 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
-    Place,
+    Operand,
     Post,
     Reduce,
     Wait,
@@ -65,11 +65,11 @@ def instructions_of(
 ) -> Instructions | None:
     """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
 
-    Messages of the plans are not cut in segments.  `in_place` says that OUTPUT may be INPUT on some
-    ranks.  The answer is None on all ranks if a message is received in another step than it is sent
-    in, or if data that should be single-copy are written in the same step.  A rank alone only
-    copies.  `writes` says that single-copy results may be written to private arrays of peers.
-    `pushed` is the part of a single-copy message that its sender pushes, if it can push any.
+    Messages of the plans are not cut in segments.  `in_place`: OUTPUT may be INPUT on some
+    ranks.  `writes`: single-copy results may be written to private arrays of peers.  `pushed`:
+    the part of a single-copy message that its sender pushes, if it can.  None, on all ranks, if
+    a message is received in another step than it is sent in, or if data that should be
+    single-copy are written in the same step.
     """
     table = _Table(plans, itemsize, in_place, single_copy, writes and single_copy)
     table.pushed = pushed if single_copy and table.can_push() else 0.0
@@ -93,8 +93,6 @@ def instructions_of(
 
 
 class _Table:
-    """The messages of all ranks: the place of each in its sender's memory, and how it is read."""
-
     def __init__(
         self,
         plans: Sequence[PlannedSlice],
@@ -116,7 +114,6 @@ class _Table:
         self.direct: dict[tuple[int, int, Span], dict[int, Span]] = {}
         """(rank, step, span just reduced and now sent) -> {peer: span of its OUTPUT to write}."""
         self.pushed = 0.0
-        """The part of each message that its sender pushes."""
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
         self._received: dict[tuple[int, int], list[tuple[int, Span, Span]]] = {}
 
@@ -144,7 +141,6 @@ class _Table:
         return self.writes and peer in self.direct.get((rank, index, span), {})
 
     def lay_out(self) -> None:
-        """Decide which data are exposed or written directly, and where the others are staged."""
         for rank, steps in enumerate(self.steps):
             for index in steps:
                 covering = None if self.single_copy else self._exposable(rank, index)
@@ -184,7 +180,7 @@ class _Table:
         return covering if dense else None
 
     def _just_reduced(self, rank: int, index: int) -> Iterator[Span]:
-        """The spans that a rank reduces in one step and sends, not exposed, in the step `index`."""
+        """Yield spans that a rank reduces in step `index` - 1, and sends unexposed in `index`."""
         before = self.steps[rank].get(index - 1)
         if before is None or (rank, index) in self.exposed:
             return
@@ -224,7 +220,6 @@ class _Table:
         return sum(map(self.nbytes, spans)) >= DIRECT_BYTES
 
     def sent(self, rank: int, index: int) -> list[Span]:
-        """The spans that a rank sends in a step, each once."""
         step = self.steps[rank].get(index)
         sends = () if step is None else step.sends
         return list(dict.fromkeys(m.span for m in sends if m.span.start < m.span.stop))
@@ -245,8 +240,7 @@ class _Table:
     def stays_unchanged(self, rank: int, index: int) -> bool:
         """Whether the spans that a rank sends in a step stay as they are until the next step.
 
-        They do if none is in SCRATCH, and nothing is written to them before all ranks are in the
-        next step.  So a rank waits for its readers only after it has posted that step itself.
+        Then the rank waits for its readers only after it has posted the next step itself.
         """
         step, after = self.steps[rank][index], self.steps[rank].get(index + 1)
         sent = [
@@ -286,19 +280,17 @@ class _Table:
             yield peer, sends[taken[peer]].span, message.span
             taken[peer] += 1
 
-    def in_slot(self, rank: int, index: int, span: Span) -> Place:
-        return Place(rank, SLOT, self._in_slot[rank, index].get(span, 0))
+    def in_slot(self, rank: int, index: int, span: Span) -> Operand:
+        return Operand(rank, SLOT, self._in_slot[rank, index].get(span, 0))
 
-    def place(self, rank: int, span: Span) -> Place:
-        return Place(rank, span.buffer, span.start * self.itemsize)
+    def place(self, rank: int, span: Span) -> Operand:
+        return Operand(rank, span.buffer, span.start * self.itemsize)
 
     def nbytes(self, span: Span) -> int:
         return (span.stop - span.start) * self.itemsize
 
 
 class _Writer:
-    """Writes the instructions of one rank."""
-
     def __init__(self, table: _Table, rank: int) -> None:
         self._table, self._rank, self._single_copy = table, rank, table.single_copy
         self._read_in: dict[int, int] = defaultdict(int)
@@ -343,10 +335,7 @@ class _Writer:
         yield from self._until_read(lambda _: True)
 
     def _is_independent(self, copy: Copy) -> bool:
-        """Whether a final copy has the same effect before the steps as after them.
-
-        Then it is done while the rank would otherwise wait for its peers.
-        """
+        """Whether a final copy may come before the steps, while the rank waits for peers."""
         plan = self._table.plans[self._rank]
         others = [each for each in plan.final_copies if each is not copy]
         read = [span for step in plan.steps for span in step.reads]
@@ -359,7 +348,6 @@ class _Writer:
         )
 
     def _writes_directly(self, index: int) -> bool:
-        """Whether data of a step are written to peers before the step begins."""
         return any((self._rank, index, s) in self._table.direct for s in self._sent(index))
 
     def _free_slot(self, index: int) -> FreeSlot:
@@ -392,7 +380,7 @@ class _Writer:
 
     def _receive(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
-        operands: dict[Span, Place] = {}
+        operands: dict[Span, Operand] = {}
         for peer, sent, received in table.received(rank, step.index):
             if self._read_in[peer] < number:
                 self._read_in[peer] = self._waited_for[peer] = number
@@ -414,7 +402,6 @@ class _Writer:
             yield from self._reduce(step.index, fold, operands)
 
     def _push(self) -> Iterator[Instruction]:
-        """Write the first part of each message of the only step to OUTPUT of its receiver."""
         table, rank = self._table, self._rank
         step = table.steps[rank].get(0)
         for peer in dict.fromkeys(m.peer for m in step.sends) if step is not None else ():
@@ -426,7 +413,9 @@ class _Writer:
                 if sender == rank and nbytes:
                     yield CopyBytes(table.place(peer, received), table.place(rank, sent), nbytes)
 
-    def _reduce(self, index: int, fold: Fold, operands: dict[Span, Place]) -> Iterator[Instruction]:
+    def _reduce(
+        self, index: int, fold: Fold, operands: dict[Span, Operand]
+    ) -> Iterator[Instruction]:
         table, rank = self._table, self._rank
         if fold.into.start < fold.into.stop:
             yield from self._until_read(lambda span: self._overlap(span, fold.into))
@@ -444,9 +433,8 @@ class _Writer:
             yield instruction
 
     def _copy(
-        self, into: Span, source: Place, unless_shared: int | None = None, begin: int = 0
+        self, into: Span, source: Operand, unless_shared: int | None = None, begin: int = 0
     ) -> Iterator[Instruction]:
-        """Copy to a span, but for its first `begin` bytes."""
         nbytes = self._table.nbytes(into) - begin
         if nbytes:
             yield from self._until_read(lambda span: self._overlap(span, into))
@@ -461,7 +449,6 @@ class _Writer:
                 yield from self._await(peer, number + 1)
 
     def _await(self, peer: int, number: int) -> Iterator[Instruction]:
-        """Wait until a peer has posted a round, unless the rank has done so."""
         if self._waited_for[peer] < number:
             self._waited_for[peer] = number
             yield Wait(peer, number, reads=False)
@@ -483,7 +470,7 @@ class _Writer:
 
 
 def _touches_scratch(instruction: Instruction) -> bool:
-    places: tuple[Place, ...] = ()
+    places: tuple[Operand, ...] = ()
     if isinstance(instruction, CopyBytes):
         places = (instruction.into, instruction.source)
     elif isinstance(instruction, Reduce):

@@ -19,7 +19,7 @@ from ringreduce.planning.operations import (
     ChunkOffsets,
     Copy,
     Fold,
-    Message,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
@@ -40,7 +40,6 @@ def plan_slice(
     itemsize: int,
     segment_bytes: int,
 ) -> PlannedSlice:
-    """Plan the slice whose chunks are at `offsets`; `steps` are the schedule's steps of `rank`."""
     return _SlicePlanner(schedule, rank, steps, offsets, itemsize, segment_bytes).plan()
 
 
@@ -51,16 +50,12 @@ def cut_in_segments(count: int, segment: int) -> list[tuple[int, int]]:
 
 
 def place_of_signature(nbytes: int) -> str:
-    """Return where the signature of a message of `nbytes` is sent."""
     return INSIDE if nbytes <= INSIDE_BYTES else BESIDE
 
 
 class _Scratch:
-    """A first-fit allocator of scratch, in elements."""
-
     def __init__(self) -> None:
         self.size = 0
-        """The end of the highest range ever allocated."""
         self._allocated: dict[int, int] = {}
         """Start -> length of each allocated range."""
 
@@ -94,10 +89,8 @@ class _SlicePlanner:
     ) -> None:
         self.rank, self.steps, self.offsets, self.itemsize = rank, steps, offsets, itemsize
         self.segment = max(1, segment_bytes // itemsize)
-        """Elements of a segment."""
         self.size = schedule.size
         self.result = frozenset(schedule.holds_after(rank))
-        """The chunks that belong in OUTPUT."""
         self.completes = schedule.completes and schedule.completes(rank)
         self.location: dict[int, Span] = {
             chunk: Span(INPUT, offsets[chunk].input, offsets[chunk].input + offsets[chunk].count)
@@ -141,7 +134,7 @@ class _SlicePlanner:
         step = self.steps[index]
         packs: list[Copy] = []
         temporary: list[int] = []
-        sends: list[Message] = []
+        sends: list[PlannedMessage] = []
         for send in step.sends:
             for run in self._runs(send.chunks, send.peer, self.signed_to):
                 span = self._send_span(run, packs, temporary)
@@ -154,10 +147,9 @@ class _SlicePlanner:
         self._release(index, temporary)
 
     def _whole_step(
-        self, index: int, step: Step, packs: list[Copy], sends: list[Message]
+        self, index: int, step: Step, packs: list[Copy], sends: list[PlannedMessage]
     ) -> PlannedStep:
-        """Plan a step in one part: it folds after all its messages are complete."""
-        recvs: list[Message] = []
+        recvs: list[PlannedMessage] = []
         arrived: dict[int, list[tuple[int, Span]]] = {}
         overwritten: dict[int, Span] = {}
         for recv in step.recvs:
@@ -188,9 +180,9 @@ class _SlicePlanner:
     def _segments_to_fold(self, step: Step) -> list[tuple[int, int]]:
         """Return the (start, stop) of the segments in which to fold a step; none for one part.
 
-        A step is planned in parts if all its messages bring the same chunks, to be reduced: one run
-        of several segments, all of it part of the result.  None of these chunks may be sent in the
-        same step, since a value that is being sent must not change before the send is complete.
+        All messages of such a step bring the same chunks, to be reduced: one run of several
+        segments, all of it part of the result.  None may be sent in the step: a value must
+        not change before its send is complete.
         """
         brought = {(recv.chunks, recv.reduce) for recv in step.recvs}
         if len(brought) != 1 or not step.recvs[0].reduce or step.folds:
@@ -208,7 +200,7 @@ class _SlicePlanner:
         step: Step,
         segments: list[tuple[int, int]],
         packs: list[Copy],
-        sends: list[Message],
+        sends: list[PlannedMessage],
     ) -> Iterator[PlannedStep]:
         """Plan a step in parts, one for each segment; all segments share the same scratch."""
         (run,) = self._runs(step.recvs[0].chunks, peer=-1, signed={-1})
@@ -246,9 +238,9 @@ class _SlicePlanner:
     def _runs(self, chunks: Chunks, peer: int, signed: set[int]) -> Iterator[Chunks]:
         """Divide the chunks of one Send or Recv into runs, without the empty chunks.
 
-        Copies have no place in the array, so all adjacent copies form one run.  Sender and receiver
-        divide the same chunks, so they form the same runs.  If nothing is left, there is one empty
-        run for a peer not in `signed`: its message carries the signature.
+        Copies have no place in the array: all adjacent ones form one run.  Sender and
+        receiver form the same runs.  If nothing is left, an empty run for a peer not in
+        `signed` carries the signature.
         """
         runs: list[list[int]] = []
         for chunk in chunks:
@@ -270,7 +262,7 @@ class _SlicePlanner:
         between = range(chunk + 1, following)
         return chunk < following and not any(self._count(c) for c in between)
 
-    def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[Message]:
+    def _messages(self, peer: int, span: Span, signed: set[int]) -> Iterator[PlannedMessage]:
         """Yield the messages of one run, one a segment; sender and receiver cut alike."""
         for start, stop in self._segments(span.stop - span.start):
             yield self._message(peer, _part(span, start, stop), signed)
@@ -278,11 +270,13 @@ class _SlicePlanner:
     def _segments(self, count: int) -> list[tuple[int, int]]:
         return cut_in_segments(count, self.segment)
 
-    def _message(self, peer: int, span: Span, signed: set[int]) -> Message:
+    def _message(self, peer: int, span: Span, signed: set[int]) -> PlannedMessage:
         if peer in signed:
-            return Message(peer, span, None)
+            return PlannedMessage(peer, span, None)
         signed.add(peer)
-        return Message(peer, span, place_of_signature((span.stop - span.start) * self.itemsize))
+        return PlannedMessage(
+            peer, span, place_of_signature((span.stop - span.start) * self.itemsize)
+        )
 
     # --- memory of values ---
 
@@ -297,11 +291,9 @@ class _SlicePlanner:
         return self.offsets[chunk_of(name)].count
 
     def _canonical(self, name: int) -> int:
-        """Return the chunk for this rank's own copy of it, and any other name unchanged."""
         return chunk_of(name) if source_of(name) == self.rank else name
 
     def _pieces(self, run: Chunks, span: Span) -> Iterator[Span]:
-        """Divide the span of a run into the spans of its chunks."""
         start = span.start
         for chunk in run:
             yield Span(span.buffer, start, start + self._count(chunk))
@@ -324,8 +316,7 @@ class _SlicePlanner:
     def _receive_span(self, run: Chunks, reduce: bool) -> Span:
         """Return the span to receive a run into: in OUTPUT if the run belongs there as it is.
 
-        Otherwise in scratch: for a run that is to be reduced, is not contiguous in OUTPUT, or is
-        only passed on.
+        Else in scratch: the run is reduced, not contiguous in OUTPUT, or only passed on.
         """
         spans = [self._output(chunk) for chunk in run if chunk in self.result]
         if not run:
@@ -341,7 +332,6 @@ class _SlicePlanner:
         return span
 
     def _fold(self, index: int, chunk: int, values: list[tuple[int, Span]], into: Span) -> Fold:
-        """Plan to fold the (rank, span) `values` of a chunk in ascending rank order."""
         if self.completes is None:
             ends = chunk in self.result and self.last_write[chunk] == index
             finishes = ends or len(values) == self.size
@@ -350,7 +340,6 @@ class _SlicePlanner:
         return Fold(tuple(span for _, span in sorted(values)), into, finishes)
 
     def _fold_copies(self, index: int, chunk: int) -> Fold:
-        """Plan to fold all received copies of a chunk, and this rank's own value."""
         copies = self.copies.pop(chunk)
         values = [(self.rank, self.location[chunk])]
         values += [(rank, self.location[copy]) for copy, rank in copies.items()]
@@ -384,11 +373,9 @@ class _SlicePlanner:
 
 
 _NOTHING = Span(SCRATCH, 0, 0)
-"""The span of an empty message."""
 
 
 def _part(span: Span, start: int, stop: int) -> Span:
-    """Return elements `start` to ``stop - 1`` of a span."""
     return Span(span.buffer, span.start + start, span.start + stop)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ringreduce.compiler.records import address_of, array_address, offset_of, size_of
-from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState, Road
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, DtypeAndShape, PeerState, Road
 from ringreduce.shm import functions, mailbox
 from ringreduce.shm.layout import SEGMENT_BYTES, WORD
 from ringreduce.shm.mail_entry import ENTRY_WORDS, KNOWN_WORDS, WAYS, MailEntry
-from ringreduce.shm.mailbox import Answer, Channel, Counts, Offer, RankState
+from ringreduce.shm.mailbox import Answer, Counts, MailboxPair, Offer, RankState
 from ringreduce.shm.segments import Segments
 from ringreduce.system.proc import start_of
 
@@ -27,7 +27,7 @@ The first pair is for ranks with a core each, the second for ranks that share co
 """
 _MOST_KINDS = 1024
 """Kinds of arrays that compiled code may know."""
-_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = map(size_of, (Offer, Answer, mailbox.Kind))
+_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = map(size_of, (Offer, Answer, mailbox.DtypeAndShapeRecord))
 _STATE_HEAD = size_of(RankState)
 
 
@@ -45,27 +45,27 @@ class MailboxRoad(Road):
         self._mail: Callable[..., int] = mail
         self._segments, self._rank, self._refused = segments, rank, refused
         size = len(segments.addresses)
-        self._memory = np.zeros((size, size_of(Channel) // WORD), np.int64)
+        self._memory = np.zeros((size, size_of(MailboxPair) // WORD), np.int64)
         self.channels = [self._channel(peer, crowded) for peer in range(size)]
         self._addresses = [address_of(channel) for channel in self.channels]
         self._kinds: dict[bytes, np.ndarray] = {}
-        """Records of kinds, by digest."""
         self._likes: dict[bytes, np.ndarray] = {}
         """Arrays of kinds that compiled code knows, without memory of their own."""
         self._known: dict[str, np.ndarray] = {}
         """The known kinds of `send` and `recv`, by peer."""
-        self._latest: dict[tuple[str, int], Kind] = {}
+        self._latest: dict[tuple[str, int], DtypeAndShape] = {}
         """The kind that was made known or used last, of `send` or `recv` and a peer."""
         self._entries: list[MailEntry] = []
-        """The entries of `send`, `recv` and `probe`."""
-        self._unsent: list[deque[tuple[int, int, Kind | None]]] = [deque() for _ in range(size)]
+        self._unsent: list[deque[tuple[int, int, DtypeAndShape | None]]] = [
+            deque() for _ in range(size)
+        ]
         """By peer: message, status and kind of the answers that found no place."""
         self._started = [start_of(process) if process else None for process in segments.processes]
         """When each peer's process started; None for threads of this process."""
 
-    def _channel(self, peer: int, crowded: bool) -> Channel:
+    def _channel(self, peer: int, crowded: bool) -> MailboxPair:
         segments = self._segments
-        channel = Channel(self._memory[peer].ctypes.data)
+        channel = MailboxPair(self._memory[peer].ctypes.data)
         channel.mine = self._mail_of(self._rank) + _mailbox_at(peer)
         channel.theirs = self._mail_of(peer) + _mailbox_at(self._rank)
         channel.segment, channel.segment_bytes = segments.addresses[self._rank], segments.nbytes
@@ -79,7 +79,7 @@ class MailboxRoad(Road):
 
     # --- messages ---
 
-    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+    def offer(self, peer: int, kind: DtypeAndShape, tag: int, data: np.ndarray) -> int:
         record = self.record_of(kind)
         address = array_address(data)
         return self._mail(mailbox.OFFER, self._addresses[peer], array_address(record), tag, address)
@@ -111,12 +111,13 @@ class MailboxRoad(Road):
         kept, channel = array_address(arrival.place), self._addresses[peer]
         return bool(self._mail(mailbox.READ_DATA, channel, kept, array_address(into), 0))
 
-    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
+    def answer(
+        self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None = None
+    ) -> None:
         self._unsent[peer].append((arrival.number, status, kind))
         self._flush(peer)
 
     def _flush(self, peer: int) -> None:
-        """Write the answers for which there is a place now."""
         unsent = self._unsent[peer]
         while unsent:
             message, status, kind = unsent[0]
@@ -128,13 +129,13 @@ class MailboxRoad(Road):
     def has_unsent(self, peer: int) -> bool:
         return bool(self._unsent[peer])
 
-    def record_of(self, kind: Kind) -> np.ndarray:
+    def record_of(self, kind: DtypeAndShape) -> np.ndarray:
         """Return the record of a kind and its description, as the compiled functions read it."""
         found = self._kinds.get(kind.digest)
         if found is None:
             text = np.frombuffer(kind.text.encode(), np.uint8)
             found = np.zeros(_KIND_HEAD + mailbox.TEXT_BYTES, np.uint8)
-            record = mailbox.Kind(array_address(found))
+            record = mailbox.DtypeAndShapeRecord(array_address(found))
             record.nbytes, record.text_bytes = kind.nbytes, len(text)
             found[: len(kind.digest)] = np.frombuffer(kind.digest, np.uint8)
             found[_KIND_HEAD : _KIND_HEAD + len(text)] = text
@@ -147,7 +148,6 @@ class MailboxRoad(Road):
     def entry(
         self, name: str, general: Callable[..., Any], adopt: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return a compiled function; `general` and `adopt` as in `MailEntry`."""
         size = len(self.channels)
         words = np.zeros(ENTRY_WORDS + size * WAYS * KNOWN_WORDS, np.int64)
         self._known[name] = words[ENTRY_WORDS:].reshape(size, WAYS, KNOWN_WORDS)
@@ -178,7 +178,7 @@ class MailboxRoad(Road):
         found = self._mail(mailbox.LOOK, self._addresses[peer], tag, 0, 0)
         return None if found == mailbox.UNKNOWN else found != mailbox.NOBODY
 
-    def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
+    def admit(self, name: str, peer: int, array: np.ndarray, kind: DtypeAndShape) -> None:
         if self._latest.get((name, peer)) is kind:
             return
         known, record = self._known.get(name), self.record_of(kind)
@@ -250,7 +250,6 @@ def _mailbox_at(peer: int) -> int:
 
 
 def _bytes(address: int, nbytes: int) -> np.ndarray:
-    """View memory that outlives the view's use."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.errors import RingReduceError
-from ringreduce.point_to_point.road import OPEN, Answered, Arrival, Kind, PeerState, Road
+from ringreduce.point_to_point.road import OPEN, Answered, Arrival, DtypeAndShape, PeerState, Road
 from ringreduce.shm.mailbox import EAGER_BYTES, TAKEN
 from ringreduce.transports.base import Channel
 
@@ -41,23 +41,16 @@ _AT_FIRST = PeerState(OPEN, "", broken=False)
 
 @dataclass(eq=False)
 class _Long:
-    """Long data on their way."""
-
     number: int
-    """Number of the message."""
     buffer: Any
     request: Any = None
     """The request of the transport; None: not started yet."""
     over: bool = False
-    """Whether the request is complete."""
 
 
 @dataclass(eq=False)
 class _Peer:
-    """What a rank knows of one peer."""
-
     offered: int = 0
-    """Messages offered to the peer."""
     arrivals: deque[Arrival] = field(default_factory=deque)
     answers: deque[Answered] = field(default_factory=deque)
     state: PeerState = _AT_FIRST
@@ -69,8 +62,6 @@ class _Peer:
 
 
 class TransportRoad(Road):
-    """One rank's messages through a channel of the transport."""
-
     name = "messages"
 
     def __init__(self, channel: Channel) -> None:
@@ -80,7 +71,7 @@ class TransportRoad(Road):
 
     # --- messages ---
 
-    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+    def offer(self, peer: int, kind: DtypeAndShape, tag: int, data: np.ndarray) -> int:
         known = self._peers[peer]
         known.offered += 1
         number, text = known.offered, kind.text.encode()
@@ -125,7 +116,9 @@ class TransportRoad(Road):
             return not known.state.broken
         return False if known.lost else None
 
-    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None = None) -> None:
+    def answer(
+        self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None = None
+    ) -> None:
         if status == TAKEN and arrival.place is None:
             return  # the sender's own request tells it
         text = "" if kind is None else kind.text
@@ -189,7 +182,6 @@ class TransportRoad(Road):
             known.lost = str(error)
 
     def _poll(self, peer: int, known: _Peer) -> None:
-        """Sort the envelopes of a peer that have arrived."""
         if known.lost:
             return
         envelopes: Iterable[bytes] = ()
@@ -225,7 +217,6 @@ class TransportRoad(Road):
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """View the bytes of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
 

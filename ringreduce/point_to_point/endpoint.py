@@ -50,8 +50,6 @@ _GAVE_UP = "it has given up a message with this rank"
 
 
 class FallibleWork(Protocol):
-    """A Work, as far as the endpoint knows it."""
-
     completed: threading.Event
     """Set when the work is over."""
 
@@ -68,7 +66,6 @@ def _is_kept(work: FallibleWork) -> bool:
 
 
 def no_message_error(where: str, tag: int, seconds: float) -> PeerTimeoutError:
-    """Return the error of a call that has waited for a message from any rank."""
     text = f"{where}: waited {seconds:g} s; no rank has sent a message with tag {tag}"
     return PeerTimeoutError(text, ())
 
@@ -78,8 +75,6 @@ def _text_of(error: BaseException) -> str:
 
 
 class Endpoint:
-    """One rank's sends and receives."""
-
     def __init__(
         self,
         road: Road,
@@ -105,7 +100,6 @@ class Endpoint:
         self._from_any: list[Operation] = []
         """Receives from any rank that have no message, in order."""
         self._begun_count = 0
-        """Number of operations that have begun."""
         self._state = OPEN
         self.works: list[FallibleWork] = []
         """Works that are not over, or whose errors nobody has seen."""
@@ -134,8 +128,8 @@ class Endpoint:
     def run(self, operations: Sequence[Operation]) -> None:
         """Begin operations, in order, and wait until they are over.
 
-        Raises the first error among them; ValueError if two receives would write to the same
-        memory; and the error that has ended the messages of this rank or with a peer.
+        Raises their first error; ValueError if two receives would write to the same memory;
+        and the error that has ended the messages of this rank or with a peer.
         """
         try:
             self._start(operations)
@@ -255,7 +249,8 @@ class Endpoint:
     def advance(self, idle: int = _CHECK_EVERY) -> bool:
         """Make progress without waiting; return whether there was any.
 
-        `idle` counts the calls since the last progress.  Some of them look at peers and timeouts.
+        `idle` counts the calls since the last progress.  Some of them look at peers and
+        timeouts.
         """
         with self.lock:
             try:
@@ -274,11 +269,9 @@ class Endpoint:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an asynchronous operation is not over."""
         return bool(self._asynchronous)
 
     def _must_advance(self) -> bool:
-        """Return whether asynchronous operations are under way, or answers are not written."""
         return self.is_busy or self._has_unsent()
 
     def _has_unsent(self) -> bool:
@@ -289,7 +282,8 @@ class Endpoint:
     def find_arrival(self, tag: int) -> int | None:
         """Return the lowest rank from which a message with `tag` has arrived that no receive has.
 
-        None if there is none yet.  Raises the error of a peer if no peer can send one any more.
+        None if there is none yet.  Raises the error of a peer if no peer can send one any
+        more.
         """
         if self._ended is not None:
             raise self._ended.with_traceback(None)
@@ -561,8 +555,8 @@ class Endpoint:
     def _give_up(self, operation: Operation, error: BaseException) -> None:
         """End an operation that is not over.
 
-        A receive without a message leaves no trace.  The peer may still take any other message, or
-        the rest of it: so the pair ends.
+        A receive without a message leaves no trace.  The peer may still take any other
+        message, or the rest of it: so the pair ends.
         """
         with self.lock:
             self._forget_from_any(operation)
@@ -585,7 +579,6 @@ class Endpoint:
             self._end(operation, ended)
 
     def _fail(self, pair: Pair, error: Exception) -> None:
-        """End all operations with a peer, and let later ones raise."""
         pair.error = error
         for operation in pair.operations():
             pair.discard(operation)
@@ -645,7 +638,6 @@ class Endpoint:
         return [each for each in self._pairs.items() if self._is_open(*each)]
 
     def _end_late(self) -> None:
-        """Fail all operations that are not over."""
         with self.lock:
             for peer, pair in self._open_pairs():
                 text = f"close: rank {peer} did not complete its messages with this rank in time"
@@ -660,7 +652,6 @@ class Endpoint:
         return waits or pair.is_busy or self._owes(peer, pair)
 
     def _owes(self, peer: int, pair: Pair) -> bool:
-        """Whether answers to a peer wait until it takes earlier ones."""
         return pair.error is None and self.road.has_unsent(peer)
 
     def _is_sending(self) -> bool:
@@ -672,9 +663,9 @@ class Endpoint:
             self.road.announce(state, reason)
 
     def end(self, error: Exception, reason: str = "") -> None:
-        """End all operations with `error`, which later ones raise; announce `reason` to the peers.
+        """End all operations with `error`, which later ones raise.
 
-        Without a reason nothing is announced.
+        Announces `reason` to the peers, if there is one.
         """
         with self.lock:
             if self._ended is None:

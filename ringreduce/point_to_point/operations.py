@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ringreduce.point_to_point.road import Answered, Arrival, Kind
+from ringreduce.point_to_point.road import Answered, Arrival, DtypeAndShape
 
 ANY = -1
 """The peer of a receive from any rank, until it has taken a message."""
@@ -16,16 +16,12 @@ ANY = -1
 
 @dataclass(eq=False)
 class Operation:
-    """A send or a receive of this rank."""
-
     where: str
-    """The name of the user's call, for errors."""
     sends: bool
     peer: int
     tag: int
-    kind: Kind
+    kind: DtypeAndShape
     data: np.ndarray
-    """The contiguous array that is sent or received."""
     memory: np.ndarray
     """The caller's array in host memory, if it is not `data`."""
     timeout_s: float
@@ -49,19 +45,15 @@ class Operation:
         return f"{self.kind.text} with tag {self.tag}"
 
     def overlaps(self, other: Operation) -> bool:
-        """Whether both use some of the same memory."""
         return self.uses(other.memory)
 
     def uses(self, memory: np.ndarray) -> bool:
-        """Whether the operation uses some of `memory`."""
         mine = self.memory
         return bool(np.may_share_memory(mine, memory)) and bool(np.shares_memory(mine, memory))
 
 
 @dataclass(eq=False)
 class Pair:
-    """The messages of this rank with one peer."""
-
     unoffered: deque[Operation] = field(default_factory=deque)
     """Sends for which the road has had no place."""
     offered: dict[int, Operation] = field(default_factory=dict)
@@ -78,7 +70,6 @@ class Pair:
     """Why there can be no more messages with this peer."""
 
     def operations(self) -> list[Operation]:
-        """All operations that are not over."""
         receives = (each for queue in self.receives.values() for each in queue)
         return [*self.unoffered, *self.offered.values(), *self.reading, *receives]
 
@@ -88,7 +79,6 @@ class Pair:
         return bool(waits) or any(self.receives.values())
 
     def discard(self, operation: Operation) -> None:
-        """Remove an operation, wherever it is."""
         if operation in self.unoffered:
             self.unoffered.remove(operation)
         if operation in self.reading:

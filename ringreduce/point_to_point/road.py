@@ -28,9 +28,7 @@ _TEXT_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The dtype and shape of a message."""
-
+class DtypeAndShape:
     text: str
     """Such as ``float32[3, 4]``, shortened to `_TEXT_LENGTH`."""
     digest: bytes
@@ -39,7 +37,7 @@ class Kind:
 
     @staticmethod
     @lru_cache
-    def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind:
+    def of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> DtypeAndShape:
         text = f"{dtype}[{', '.join(map(str, shape))}]"
         nbytes = dtype.itemsize
         for length in shape:
@@ -47,14 +45,13 @@ class Kind:
         digest = blake2b(text.encode(), digest_size=16).digest()
         if len(text) > _TEXT_LENGTH:
             text = f"{text[: _TEXT_LENGTH - 3]}..."
-        return Kind(text, digest, nbytes)
+        return DtypeAndShape(text, digest, nbytes)
 
 
 class Arrival(NamedTuple):
     """A message that a peer has offered."""
 
     number: int
-    """Number of the message among those of the pair, in the order of their sends."""
     tag: int
     digest: bytes
     text: str
@@ -67,7 +64,6 @@ class Answered(NamedTuple):
     """The end of a message that this rank has sent."""
 
     number: int
-    """Number of the message."""
     status: int
     """TAKEN, DIFFERENT or REFUSED: see `shm.mailbox`."""
     text: str
@@ -78,20 +74,16 @@ class PeerState(NamedTuple):
     """The state of a peer, as it has last announced it."""
 
     state: int
-    """OPEN, CLOSING, DRAINED or CLOSED."""
     reason: str
-    """Why it is CLOSED."""
     broken: bool
     """Whether the peer has given up a message with this rank."""
 
 
 class Road(Protocol):
-    """One rank's messages with all its peers."""
-
     name: str
     """``"shared memory"`` or ``"messages"``."""
 
-    def offer(self, peer: int, kind: Kind, tag: int, data: np.ndarray) -> int:
+    def offer(self, peer: int, kind: DtypeAndShape, tag: int, data: np.ndarray) -> int:
         """Offer a message; return its number, from 1, or 0 if there is no place for it yet.
 
         `data` is contiguous.  It does not change until the message is answered.
@@ -101,19 +93,16 @@ class Road(Protocol):
         """Take the answers of a peer that have arrived."""
 
     def arrivals(self, peer: int) -> Iterator[Arrival]:
-        """Take the offers of a peer that have arrived, in order.
-
-        The road keeps short data until `read` or `drop`.
-        """
+        """Take the offers of a peer in order; the road keeps short data until `read` or `drop`."""
 
     def read(self, peer: int, arrival: Arrival, into: np.ndarray) -> bool | None:
         """Copy the data of an arrival into a contiguous array of its kind.
 
-        Returns True if they are copied, None if this has to be called again later, False if the
-        sender can no longer give them.
+        Returns True if they are copied, None if this has to be called again later, False if
+        the sender can no longer give them.
         """
 
-    def answer(self, peer: int, arrival: Arrival, status: int, kind: Kind | None) -> None:
+    def answer(self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None) -> None:
         """Answer a message, with the kind of the receive if the status is DIFFERENT."""
 
     def entry(
@@ -121,8 +110,9 @@ class Road(Protocol):
     ) -> Callable[..., Any]:
         """Return the function behind ``"send"``, ``"recv"`` or ``"probe"``, or `general`.
 
-        The compiled one makes a message while no other is under way.  It calls `general` for all
-        others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
+        The compiled one makes a message while no other is under way.  It calls `general`
+        for all others, and ``adopt(x, peer[, tag])`` after a message that is not answered
+        at once.
         """
         return general
 
@@ -133,7 +123,7 @@ class Road(Protocol):
         """
         return None
 
-    def admit(self, name: str, peer: int, array: np.ndarray, kind: Kind) -> None:
+    def admit(self, name: str, peer: int, array: np.ndarray, kind: DtypeAndShape) -> None:
         """Let compiled code make messages with arrays of this kind from now on."""
         return
 
@@ -160,18 +150,15 @@ class Road(Protocol):
         """Note that Python waits for the answer to that message."""
         return
 
-    def announce(self, state: int, reason: str = "") -> None:
-        """Announce this rank's state to all peers."""
+    def announce(self, state: int, reason: str = "") -> None: ...
 
     def give_up(self, peer: int) -> None:
         """Announce that this rank makes no more messages with a peer."""
 
     def has_given_up(self, peer: int) -> bool:
-        """Return whether this rank makes no more messages with a peer."""
         return False  # the pair has the error already
 
-    def state_of(self, peer: int) -> PeerState:
-        """Return the state of a peer."""
+    def state_of(self, peer: int) -> PeerState: ...
 
     def has_unsent(self, peer: int) -> bool:
         """Return whether answers to a peer wait until the peer takes earlier ones."""
@@ -181,5 +168,4 @@ class Road(Protocol):
         """Return why a peer can no longer answer, or ""."""
 
     def close(self) -> None:
-        """Free what the road holds."""
         return

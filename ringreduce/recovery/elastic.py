@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the launcher makes no calls
+    from ringreduce.calls.communicator import Communicator
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
@@ -16,11 +22,10 @@ import numpy as np
 from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError, shown
 from ringreduce.recovery.change import Change
-from ringreduce.recovery.pace import Pace
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
-from ringreduce.recovery.wire import ELASTIC, Connection, Message, to_launcher
+from ringreduce.recovery.wire import ELASTIC, Connection, WireMessage, to_launcher
 from ringreduce.start.init import init
 from ringreduce.start.process_exit import skip_finalize
 
@@ -95,7 +100,6 @@ def elastic(
 
 
 def _made(state: State | Callable[[Communicator], State], comm: Communicator) -> State:
-    """Return the State, or the one that the function makes."""
     made = state(comm) if callable(state) else state
     _check_state(made)
     return made
@@ -113,22 +117,18 @@ class _Member:
 
     def __init__(self, launcher: Connection, call: int) -> None:
         self._launcher, self._call = launcher, call
-        self._answer: Message
-        """The answer that began this generation."""
+        self._answer: WireMessage
         self._is_held = False
-        """Whether the launcher has the file of the State."""
         self._has_stepped = False
-        """Whether this generation has committed a step."""
         self._saver: RegularSaver | None = None
         """On rank 0, if the launcher has a folder for states."""
-        self._pace: Pace | None = None
+        self._pace: ComputeTimer | None = None
 
     def run(
         self,
         train: Callable[[Communicator, State], Result],
         make: State | Callable[[Communicator], State],
     ) -> Result:
-        """Call `train` in this generation, and in those that follow."""
         comm, state = self._begin(make)
         with _notices(self._launcher):  # not before: MPI may wait for a rank that is gone
             return self._train(comm, state, train)
@@ -169,7 +169,6 @@ class _Member:
         return result
 
     def _end(self, comm: Communicator) -> None:
-        """End the call of `elastic`, as all ranks do."""
         if self._saver is not None:
             self._saver.close()
             self._saver = None
@@ -177,12 +176,11 @@ class _Member:
             comm.close_at_end_of("the call of elastic")
 
     def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
-        """Return the communicator, and the State with the arrays to begin with."""
         try:
             comm = init()
             try:
                 state = _made(make, comm)
-                # The generation before may train until now.
+                # The earlier generation may train until this question is answered.
                 self._answer = self._ask("ready", call=self._call)
                 if not self._restore(state):
                     _begin_alike(comm, state)
@@ -195,7 +193,6 @@ class _Member:
         return comm, state
 
     def _start(self, comm: Communicator, state: State) -> None:
-        """Begin a generation."""
         generation, speaks = self._answer.fields["generation"], comm.rank == 0
         self._has_stepped = False
         if not self._is_held:
@@ -210,7 +207,7 @@ class _Member:
             _catch_up(comm, state)
         if speaks and state.saving is None:
             self._saver = self._regular_saver(generation)
-        self._pace = Pace(comm, self._tell_pace)
+        self._pace = ComputeTimer(comm, self._tell_pace)
         state.join(generation, self._after_update, self._unsaved)
         comm.barrier()  # the launcher has all states before it counts the first step
         if speaks:
@@ -220,10 +217,7 @@ class _Member:
             state.resized(Change(**{**change, "lost": tuple(change["lost"])}))
 
     def _shrunk(self, comm: Communicator) -> Communicator:
-        """Return a communicator of the ranks that are left.
-
-        It is made again if another rank is lost meanwhile.
-        """
+        """Return a communicator of the ranks that are left, made again if another rank is lost."""
         while True:
             made: Communicator | None = None
             try:
@@ -239,15 +233,15 @@ class _Member:
                 made.replace_world()
                 skip_finalize()
                 fields = {**self._answer.fields, **answer.fields}
-                self._answer = Message(answer.kind, fields, answer.files)
+                self._answer = WireMessage(answer.kind, fields, answer.files)
                 return made
 
     def _restore(self, state: State) -> bool:
-        """Copy the state of the generation before.  Returns False if there is none."""
+        """Copy the state of the generation before; return False if there is none."""
         if not self._answer.files:
             return False
         source = Slots.from_file(self._answer.files[0])
-        self._answer = Message(self._answer.kind, self._answer.fields)
+        self._answer = WireMessage(self._answer.kind, self._answer.fields)
         try:
             state.restore({name: source.committed(name) for name in source.entries}, source.step)
         finally:
@@ -256,24 +250,23 @@ class _Member:
 
     # --- what the launcher is told ---
 
-    def _ask(self, kind: str, **fields: Any) -> Message:
+    def _ask(self, kind: str, **fields: Any) -> WireMessage:
         """Ask the launcher.  Raises PeerLostError if another rank never asks."""
         answer = _answer(self._launcher, kind, **fields)
         if answer.kind == "raise" and (text := answer.fields["text"]):
             raise PeerLostError(text)
         return answer
 
-    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> Message:
-        """Report the ranks that are missing, and return what follows.
+    def _suspect(self, error: PeerLostError | PeerTimeoutError) -> WireMessage:
+        """Report the missing ranks, and return what follows.
 
-        If a rank is lost, either the supervisor kills this process, and the next generation goes
-        on; or this rank is to shrink its communicator.  Otherwise the error is a bug: "raise".
+        If a rank is lost, the supervisor kills this process, or this rank shrinks its
+        communicator.  Otherwise the error is a bug: "raise".
         """
         stopped = isinstance(error, PeerTimeoutError)
         return self._ask("suspect", ranks=list(error.job_ranks), stopped=stopped)
 
     def _after_update(self, state: State, pauses: bool) -> None:
-        """Tell the launcher of the first step, and do what is due."""
         step = state.step
         if not self._has_stepped:
             self._has_stepped = True
@@ -289,10 +282,7 @@ class _Member:
         self._launcher.send("pace", step=step, seconds=seconds)
 
     def _pause(self, step: int) -> None:
-        """Wait for the other ranks after a step; end this process if it has no place any more.
-
-        The `SystemExit` runs the ``finally`` clauses of the program.
-        """
+        """Wait for the other ranks after a step; raise SystemExit if this rank has no place now."""
         answer = self._ask("paused", step=step, call=self._call)
         if answer.kind == "leave":
             raise _Leaves(bool(answer.fields["alone"]))
@@ -362,7 +352,7 @@ def _catch_up(comm: Communicator, state: State) -> None:
             state.restore(arrays, max(steps))
 
 
-def _answer(launcher: Connection, kind: str, **fields: Any) -> Message:
+def _answer(launcher: Connection, kind: str, **fields: Any) -> WireMessage:
     """Ask the launcher; end this process if it is gone, or refuses ranks of this generation."""
     answer = launcher.ask(kind, **fields)
     if answer is None:
@@ -378,3 +368,32 @@ def _begin_alike(comm: Communicator, state: State) -> None:
 
 def _arrays_of(root: int, comm: Communicator, state: State) -> dict[str, np.ndarray]:
     return {name: comm.broadcast(state[name], root=root) for name in state}
+
+
+_EVERY = 53
+"""One step in `_EVERY` is measured: a prime number, as other work is done every 50 or 100 steps."""
+
+
+class ComputeTimer:
+    """Measures the seconds of a step that this rank does not spend in calls of `comm`."""
+
+    def __init__(self, comm: Communicator, tell: Callable[[int, float], None]) -> None:
+        """Call ``tell(step, seconds)`` after each step that was measured."""
+        self._comm, self._tell = comm, tell
+        self._since: float | None = None
+        """When the measured step began."""
+
+    def after(self, step: int) -> None:
+        """Begin or end a measurement, after number `step`, when one is due."""
+        if self._since is not None:
+            seconds = time.perf_counter() - self._since
+            self._since = None
+            self._tell(step, max(0.0, seconds - self._comm.end_meter()))
+        elif step % _EVERY == 0:
+            self._comm.begin_meter()
+            self._since = time.perf_counter()
+
+    def close(self) -> None:
+        if self._since is not None:
+            self._since = None
+            self._comm.end_meter()

@@ -16,9 +16,8 @@ from ringreduce.recovery.checkpoint import Checkpoint, CheckpointError, Folder, 
 from ringreduce.recovery.slots import Slots
 
 _CALL = "call"
-"""The fact of a checkpoint that tells in which call of `elastic` it was saved."""
+"""The fact of a checkpoint that names the call of `elastic` which saved it."""
 _KEPT = 3
-"""Regular checkpoints that are kept."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Saving:
     def save(self, slots: Slots, generation: int, call: int) -> None:
         """Write the committed arrays, after the last step of a generation in a call of `elastic`.
 
-        All older checkpoints are kept.  One of the same step is not written again.  Raises OSError
-        or ValueError if they cannot be written.
+        Older checkpoints stay; one of the same step is not written again.  Raises OSError
+        or ValueError.
         """
         arrays = {name: slots.committed(name) for name in slots.entries}
         facts = {**self.facts, "generation": generation, _CALL: call}
@@ -42,26 +41,26 @@ class Saving:
 
 
 class RegularSaver:
-    """Saves the arrays of a rank every so many seconds, while the rank trains.
+    """Saves the arrays of a rank every `every_s` seconds while it trains; keeps 3 checkpoints.
 
-    The last 3 checkpoints are kept.  Raises OSError or ValueError if the folder cannot be used.
+    Raises OSError or ValueError if the folder cannot be used.
     """
 
     def __init__(
         self, saving: Saving, every_s: float, generation: int, complain: Callable[[str], None]
     ) -> None:
-        """Call `complain` with a text if a checkpoint cannot be written; once."""
+        """Call `complain` with a text, once, if a checkpoint cannot be written."""
         self._facts = {**saving.facts, "generation": generation}
         self._every_s = every_s
         self._folder = Folder(Path(saving.folder), _KEPT)
         self._writer = Writer(self._folder, complain)
         self._at = time.monotonic() + every_s
         self._saved: int | None = None
-        """The step that was saved last."""
+        """The step of the latest checkpoint."""
 
     @property
     def is_due(self) -> bool:
-        """Whether the time for the next checkpoint has come, and the one before is written."""
+        """Whether a checkpoint is due, and the one before is written."""
         return time.monotonic() >= self._at and self._writer.is_idle
 
     def save(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -72,17 +71,14 @@ class RegularSaver:
             self._saved = step
 
     def wait(self) -> None:
-        """Wait until all checkpoints are written."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Wait until all checkpoints are written, and unlock the folder."""
         self._writer.wait()
         self._folder.close()
 
 
 def _last_step(folder: Folder) -> int | None:
-    """Return the step of the last usable checkpoint; None if there is none."""
     try:
         found = folder.last(lambda _: None, lambda _: None)
     except CheckpointError:  # none can be used
@@ -93,9 +89,9 @@ def _last_step(folder: Folder) -> int | None:
 def last_saved(folder: Path, complain: Callable[[str], None]) -> Slots | None:
     """Return the state of the last usable checkpoint, or None if the folder has none.
 
-    `complain` is called with the reason for each that is passed over.  Raises OSError or ValueError
-    if there are checkpoints, but none can be used, or if the last is of another call of `elastic`
-    than the first.
+    `complain` is called with the reason for each that is passed over.  Raises OSError or
+    ValueError if no checkpoint can be used, or if the last is of another call of `elastic` than
+    the first.
     """
     with _opened(folder) as opened:
         found = opened.last(lambda _: None, lambda why: complain(f"passed over: {why}"))

@@ -52,9 +52,7 @@ class _Head(IntEnum):
     PAUSE_AT = auto()
     """The rank asks the supervisor after this step and all later ones; `NEVER`: it does not."""
     ARRAYS = auto()
-    """Number of arrays."""
     TEXT_BYTES = auto()
-    """Bytes of the description."""
 
 
 _WORDS = len(_Head)
@@ -66,11 +64,8 @@ _GENERATION, _STEP, _COMMITTED_AT, _PAUSE_AT = map(
 
 @dataclass(frozen=True)
 class Entry:
-    """The description of an array."""
-
     name: str
     dtype: str
-    """Its name, in this machine's byte order."""
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     """The place of its first element in the whole array."""
@@ -81,20 +76,13 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a slot."""
         return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
 
 
 class Slots:
-    """The arrays of a memory file.
-
-    Attributes:
-        file: the descriptor of the file.
-        entries: name -> description of the array.
-    """
+    """The arrays of the memory file with descriptor `file`; `entries`: name -> description."""
 
     def __init__(self, file: int, memory: np.ndarray) -> None:
-        """Use a file that is checked; for `new` and `from_file`."""
         self.file, self._memory = file, memory
         self._closing = weakref.finalize(self, os.close, file)
         self._head = memory[: _WORDS * _WORD].data.cast("q")
@@ -107,9 +95,7 @@ class Slots:
         self.entries: dict[str, Entry] = {entry.name: entry for entry in found}
         self._numbers = {entry.name: number for number, entry in enumerate(found)}
         self._written = [self._both(entry) for entry in found]
-        """The slots of each array."""
         self._read = [self._both(entry) for entry in found]
-        """The same, but they cannot be written."""
         for first, second in self._read:
             first.flags.writeable = second.flags.writeable = False
 
@@ -143,10 +129,7 @@ class Slots:
 
     @classmethod
     def from_file(cls, file: int) -> Slots:
-        """Open the file with this descriptor.  The object owns it, unless this raises.
-
-        Raises ValueError if it is no such file, or was not finished.
-        """
+        """Open the file with this descriptor, and own it.  Raises ValueError for any other file."""
         nbytes = os.fstat(file).st_size
         if nbytes < _WORDS * _WORD:
             raise ValueError(f"a file of {nbytes} bytes is too short for arrays of a training step")
@@ -165,7 +148,6 @@ class Slots:
 
     @property
     def step(self) -> int:
-        """Number of commits since the first step of the run."""
         return self._head[_STEP]
 
     @property
@@ -191,10 +173,7 @@ class Slots:
         self._head[_GENERATION] = generation
 
     def restore(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Overwrite the committed arrays, before anybody else uses the file.
-
-        A kill in between leaves a mixture.
-        """
+        """Overwrite the committed arrays of a file that nobody uses; a kill leaves a mixture."""
         table = self._tables[self.step % 2]
         for name, array in arrays.items():
             number = self._numbers[name]
@@ -206,10 +185,7 @@ class Slots:
         self._head[_STEP] = step
 
     def committed(self, name: str) -> np.ndarray:
-        """Return the committed array, which cannot be written.
-
-        After the next commit `writable` returns this memory.
-        """
+        """Return the committed array; after the next commit `writable` returns this memory."""
         number = self._numbers[name]
         return self._read[number][self._tables[self._head[_STEP] % 2][number]]
 
@@ -219,10 +195,7 @@ class Slots:
         return self._written[number][1 - self._tables[self._head[_STEP] % 2][number]]
 
     def commit(self, names: Iterable[str]) -> bool:
-        """Commit what was written to the slots of these arrays; the others keep their values.
-
-        Returns whether the rank is to ask the supervisor after this step.
-        """
+        """Commit the slots of `names`; return whether the rank asks the supervisor now."""
         step, numbers = self._head[_STEP], self._numbers
         before, table = self._tables[step % 2], self._tables[(step + 1) % 2]
         table[:] = before
@@ -234,11 +207,9 @@ class Slots:
         return step + 1 >= self._head[_PAUSE_AT]
 
     def close(self) -> None:
-        """Close the descriptor.  Arrays that were handed out stay valid."""
         self._closing()
 
     def _both(self, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-        """Return new views of both slots of an array."""
         first, second = (self._memory[at : at + entry.nbytes].view(entry.dtype) for at in entry.at)
         return first.reshape(entry.shape), second.reshape(entry.shape)
 
@@ -257,7 +228,6 @@ def is_storable(dtype: np.dtype[Any]) -> bool:
 
 
 def _entries(arrays: Mapping[str, np.ndarray]) -> list[Entry]:
-    """Describe the arrays, and place their slots after the description."""
     at = [(0, 0)] * len(arrays)
     while True:
         entries = [

@@ -341,10 +341,7 @@ class State:
 
     @property
     def file(self) -> int:
-        """The descriptor of the memory file.
-
-        :meta private:
-        """
+        """:meta private:"""
         return self._slots.file
 
     def join(
@@ -355,9 +352,9 @@ class State:
     ) -> None:
         """Belong to a generation; call ``after(self, pauses)`` after each update.
 
-        `pauses`: the supervisor has all ranks pause after this step.  `tell_unsaved` is called by
-        `report_unsaved`.  A supervisor that holds the file has already written the generation to
-        it; or it has revoked the lease, which stays revoked.
+        `pauses`: all ranks pause after this step.  A supervisor that holds the file has
+        already written the generation to it; or it has revoked the lease, which stays
+        revoked.
 
         :meta private:
         """
@@ -371,10 +368,7 @@ class State:
         self._slots.begin_generation(generation)
 
     def resized(self, change: Change) -> None:
-        """Call the hooks.
-
-        :meta private:
-        """
+        """:meta private:"""
         for hook in self._hooks:
             hook(change)
 
@@ -388,7 +382,6 @@ class State:
         self._written = {}
 
     def _end(self, commit: bool) -> None:
-        """Commit what was written, or forget it."""
         written, slots, pauses = self._written, self._slots, False
         assert written is not None
         try:
@@ -405,7 +398,6 @@ class State:
             self._after(self, pauses)
 
     def _new(self, name: str, written: dict[str, np.ndarray]) -> np.ndarray:
-        """Return the slot for the new values of an array, as they are."""
         array = written[name] = self._slots.writable(name)
         array.flags.writeable = True
         return array
@@ -431,13 +423,11 @@ class _Update:
 
 
 def _check_length(where: str, facts: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError if facts are no JSON, or too long."""
     if (length := len(json.dumps(dict(facts)))) > _MOST_BYTES:
         raise ValueError(f"{where}: facts of {length:,} bytes as JSON, more than {_MOST_BYTES:,}")
 
 
 def _checked(arrays: Any) -> dict[str, np.ndarray]:
-    """Return the arrays as NumPy arrays.  Raises TypeError or ValueError if they are none."""
     if not isinstance(arrays, Mapping):
         raise TypeError(f"State: arrays is {shown(arrays)}; pass a dict, name -> array")
     if not arrays:

@@ -30,11 +30,9 @@ EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
 MORE_WORDS = "RINGREDUCE_MORE_WORDS_"
 """The environment variables of this name and 1, 2, … have the rest of a long list of words."""
 _MOST_BYTES = 1 << 16
-"""Bytes of the longest message."""
 _HIGH = 512
 """A descriptor above those that MPI uses."""
 _MOST_FILES = 2
-"""Files that a message may have."""
 
 
 class WireError(ValueError):
@@ -42,7 +40,7 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """A received message.  Its receiver closes the files."""
 
     kind: str
@@ -50,7 +48,6 @@ class Message:
     files: tuple[int, ...] = ()
 
     def close(self) -> None:
-        """Close the files."""
         for file in self.files:
             os.close(file)
 
@@ -78,7 +75,7 @@ class Connection:
             return False
         return True
 
-    def receive(self, flags: int = 0) -> Message | None:
+    def receive(self, flags: int = 0) -> WireMessage | None:
         """Wait for a message.  None: the other end is gone.  Raises WireError for a wrong one."""
         files: list[int] = []
         try:
@@ -98,15 +95,16 @@ class Connection:
                 os.close(file)
             raise
 
-    def ask(self, kind: str, **fields: Any) -> Message | None:
+    def ask(self, kind: str, **fields: Any) -> WireMessage | None:
         """Send a message and wait for the answer.  None: the other end is gone."""
         return self.receive() if self.send(kind, **fields) else None
 
     def close_first(self) -> None:
         """Let the kernel close this end before MPI's files when the process is killed.
 
-        The kernel begins with the highest descriptor.  MPI's process manager kills the other ranks
-        when it sees that a rank's files are closed, and the launcher must have seen it before.
+        The kernel begins with the highest descriptor.  MPI's process manager kills the
+        other ranks when it sees that a rank's files are closed, and the launcher must have
+        seen it before.
         """
         with contextlib.suppress(OSError):  # the process may not have so many descriptors
             high = fcntl.fcntl(self.socket.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
@@ -114,10 +112,9 @@ class Connection:
             lower.close()
 
     def close(self) -> None:
-        """Close this end."""
         self.socket.close()
 
-    def _message(self, packet: bytes, files: Sequence[int]) -> Message:
+    def _message(self, packet: bytes, files: Sequence[int]) -> WireMessage:
         try:
             fields = json.loads(packet)
             token, kind = fields.pop("token"), fields.pop("kind")
@@ -127,7 +124,7 @@ class Connection:
             raise WireError("a message whose token or kind is no text")
         if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             raise WireError(f"a message {kind!r} with a wrong token")
-        return Message(kind, fields, tuple(files))
+        return WireMessage(kind, fields, tuple(files))
 
 
 def bound(name: str) -> socket.socket:

@@ -51,9 +51,8 @@ def of_environment(
 ) -> Rendezvous:
     """Return the rendezvous that the variables name, or those of the launcher in their place.
 
-    `rank` and `size` replace RANK and WORLD_SIZE.
-
-    Raises ValueError if a variable is missing or no number, or names another host.
+    `rank` and `size` replace RANK and WORLD_SIZE.  Raises ValueError if a variable is missing
+    or no number, or names another host.
     """
     variables = place.of_launcher(variables) | dict(variables)
     given = {"RANK": rank, "WORLD_SIZE": size}
@@ -98,7 +97,6 @@ def _whole(name: str, variables: Mapping[str, str]) -> int:
 
 
 def _check_one_host(size: int, variables: Mapping[str, str]) -> None:
-    """Raise ValueError if the variables say that the job has several hosts."""
     several = "Without MPI all ranks have to be on one host; start these with mpirun or srun"
     here = variables.get("LOCAL_WORLD_SIZE", "")
     if here.isdigit() and int(here) < size:
@@ -109,7 +107,6 @@ def _check_one_host(size: int, variables: Mapping[str, str]) -> None:
 
 
 def _address(variables: Mapping[str, str], number: int) -> bytes:
-    """Return the abstract address of the job's rendezvous `number`."""
     job = [os.geteuid(), *(variables.get(name, "") for name in _OF_THE_JOB), number]
     name = blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
     return f"\0ringreduce-{name}".encode()

@@ -22,8 +22,6 @@ _POLL_S = 0.002
 
 
 def of_file(path: str, rank: int, size: int, timeout_s: float) -> Callable[[bytes], list[bytes]]:
-    """Return a function that exchanges bytes by the file at `path`."""
-
     def collect(mine: bytes) -> list[bytes]:
         file = _RendezvousFile(Path(path), rank, size, time.monotonic() + timeout_s)
         file.join(mine)
@@ -38,10 +36,7 @@ def of_file(path: str, rank: int, size: int, timeout_s: float) -> Callable[[byte
 
 
 class _RendezvousFile:
-    """A file with the lines of the ranks.
-
-    A line with `entry` has the bytes of a rank.  A line with `read` says that a rank has read all.
-    """
+    """A file of lines: `entry` has the bytes of a rank, `read` says that a rank has read all."""
 
     def __init__(self, path: Path, rank: int, size: int, deadline: float) -> None:
         self.deadline = deadline
@@ -50,9 +45,8 @@ class _RendezvousFile:
         self._path, self._rank, self._size = path, rank, size
 
     def join(self, mine: bytes) -> None:
-        """Add this rank's line.
+        """Add this rank's line, once all have read its line of an earlier rendezvous.
 
-        If this rank's line of an earlier rendezvous is there, wait until all have read that one.
         Raises ValueError if the file is of another job.
         """
         while True:
@@ -70,7 +64,6 @@ class _RendezvousFile:
             time.sleep(_POLL_S)
 
     def entries(self) -> list[bytes] | None:
-        """Return the bytes of all ranks; None if some are missing."""
         with self._locked() as (descriptor, lines):
             self._check_size(lines)
             found = {line["rank"]: line["entry"] for line in lines if "entry" in line}

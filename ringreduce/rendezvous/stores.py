@@ -12,13 +12,10 @@ _METHODS = ("add", "set", "get", "wait", "check", "delete_key")
 
 
 def is_store(value: Any) -> bool:
-    """Return whether `value` has the methods of ``torch.distributed.Store``."""
     return all(callable(getattr(value, name, None)) for name in _METHODS)
 
 
 def of_store(store: Any, rank: int, size: int, timeout_s: float) -> Callable[[bytes], list[bytes]]:
-    """Return a function that exchanges bytes by `store`, which all ranks have."""
-
     def collect(mine: bytes) -> list[bytes]:
         # All ranks use a store for the same rendezvous in the same order, so each rank counts them.
         counter = f"ringreduce/rendezvous of {rank}"

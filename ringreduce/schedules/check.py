@@ -26,8 +26,8 @@ from ringreduce.errors import ScheduleError, counted
 from ringreduce.schedules.collectives import COLLECTIVES
 from ringreduce.schedules.matching import (
     Message,
-    Place,
     Posted,
+    RankStep,
     chunks_text,
     match,
     posts,
@@ -56,7 +56,6 @@ class Proof:
     """Steps of the rank that takes the most."""
     messages: int
     chunks: int
-    """Chunks moved, over all messages."""
     results: Mapping[int, Expression]
     """Chunk -> the expression that every rank forms for it."""
     completed: frozenset[tuple[int, int, int]]
@@ -82,7 +81,7 @@ def _prove(schedule: Schedule) -> Proof:
     _check_collective(schedule)
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
-            _check_step(schedule, Place(rank, number), step)
+            _check_step(schedule, RankStep(rank, number), step)
     messages = match(ranks)
     posted = posts(messages)
     execution = _Execution(schedule, ranks, posted)
@@ -106,10 +105,7 @@ def _prove(schedule: Schedule) -> Proof:
 
 
 def _check_collective(schedule: Schedule) -> None:
-    """Check that chunks exist, and have as many holders as the collective promises.
-
-    Else a schedule in which no rank holds anything would pass.
-    """
+    """Check chunks and their holders: else a schedule without any holder would pass."""
     size, chunks = schedule.size, range(len(schedule.weights))
     before, after = COLLECTIVES.get(schedule.collective, ("", ""))
     for when, holds, holder in (
@@ -128,7 +124,7 @@ def _check_collective(schedule: Schedule) -> None:
                 )
 
 
-def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
+def _check_step(schedule: Schedule, place: RankStep, step: Step) -> None:
     """Check that peers and chunks exist, and that the step does not race with itself."""
     rank = place.rank
     messages: tuple[Send | Recv, ...] = (*step.sends, *step.recvs)
@@ -158,7 +154,7 @@ def _check_step(schedule: Schedule, place: Place, step: Step) -> None:
             )
 
 
-def _check_copies(schedule: Schedule, place: Place, step: Step) -> None:
+def _check_copies(schedule: Schedule, place: RankStep, step: Step) -> None:
     """Check copies: received without reducing, folded into chunks that nothing else changes."""
     rank = place.rank
     for recv in step.recvs:
@@ -191,7 +187,7 @@ def _rank_of(copy: int) -> int:
 
 
 def _known_as(name: int, rank: int) -> int:
-    """Return the chunk for the rank's own copy of it, and any other name unchanged."""
+    """Return the chunk for the rank's own copy of it; any other name unchanged."""
     return chunk_of(name) if source_of(name) == rank else name
 
 
@@ -211,8 +207,8 @@ def _check_claim(rank: int, steps: Sequence[Step], claim: Claim) -> None:
 class _Execution:
     """The values that every rank holds, while ranks go through their steps.
 
-    A value is an int that names an expression: the ints below `size` are the ranks' contributions,
-    each further int is a fold.  Equal expressions have equal names, so comparing them is cheap.
+    A value names an expression: an int below `size` a rank's contribution, each further int a
+    fold.  Equal expressions have equal names, so comparing them is cheap.
     """
 
     def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Step]], posted: Posted) -> None:
@@ -238,9 +234,9 @@ class _Execution:
                 self.all_contributors[chunk] |= 1 << rank
         self.completed: set[tuple[int, int, int]] = set()
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: RankStep) -> None:
         """End the rank's previous step, then send the values from before this one."""
-        self._land(Place(place.rank, place.step - 1))
+        self._land(RankStep(place.rank, place.step - 1))
         held = self.held[place.rank]
         for message in self._posted.get(place, ()):
             if message.sender != place:
@@ -256,8 +252,7 @@ class _Execution:
             values = [held[chunk] for chunk in chunks]
             self._under_way[message] = values, self.heard[place.rank]
 
-    def _land(self, place: Place) -> None:
-        """Receive all messages of a step, then fold."""
+    def _land(self, place: RankStep) -> None:
         rank = place.rank
         terms: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for message in self._posted.get(place, ()):
@@ -283,7 +278,7 @@ class _Execution:
             for chunk in self._ranks[rank][place.step].folds:
                 self.held[rank][chunk] = self._fold(place, chunk, self._copies(place, chunk))
 
-    def _copies(self, place: Place, chunk: int) -> list[tuple[int, int]]:
+    def _copies(self, place: RankStep, chunk: int) -> list[tuple[int, int]]:
         """Return the (rank, value) of a chunk and of its copies, by rank, and drop the copies."""
         held = self.held[place.rank]
         names = [name for name in held if name != chunk and chunk_of(name) == chunk]
@@ -293,7 +288,7 @@ class _Execution:
         terms = [(_rank_of(name), held.pop(name)) for name in names]
         return sorted([*terms, (place.rank, held[chunk])])
 
-    def _fold(self, place: Place, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
+    def _fold(self, place: RankStep, chunk: int, terms: Sequence[tuple[int, int]]) -> int:
         """Return the value of the fold of (rank, value) terms, in this order."""
         together = 0
         for _, value in terms:
@@ -346,8 +341,7 @@ class _Execution:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _wrong(place: Place, what: str) -> ScheduleError:
-    """Return the error of a step: `what` says what its rank does there."""
+def _wrong(place: RankStep, what: str) -> ScheduleError:
     return ScheduleError(f"step {place.step}: rank {place.rank} {what}", [place])
 
 

@@ -24,7 +24,6 @@ to its receiver j.
 """
 
 ROOTED = tuple(name for name, holders in COLLECTIVES.items() if "the root" in holders)
-"""Collectives with a root."""
 IN_PARTS = tuple(
     name for name, holders in COLLECTIVES.items() if {"its rank", "its sender"} & {*holders}
 )
@@ -32,7 +31,6 @@ IN_PARTS = tuple(
 
 
 def held(holder: str, rank: int, size: int, root: int, chunks: Chunks) -> Chunks:
-    """Return those of all `chunks` that `rank`, of `size` ranks, holds."""
     if holder == "every rank":
         return chunks
     if holder == "the root":

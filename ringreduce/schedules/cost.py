@@ -26,12 +26,8 @@ from ringreduce.schedules.simulation import Wire, Workload, simulate
 
 @dataclass(frozen=True)
 class Link:
-    """The cost of one message."""
-
     alpha_s: float
-    """Latency, in seconds."""
     beta_s_per_byte: float
-    """Seconds for each byte."""
     message_s: float = 0.0
     """Seconds for which a message occupies its two ranks, besides its bytes.
 
@@ -60,13 +56,12 @@ class Profile:
     """Seconds added to the latency of shared memory where ranks outnumber the cores."""
 
     def of_memory(self, crowded: bool) -> Profile:
-        """Return the profile of ranks that share memory; `crowded`: more ranks than cores."""
         alpha_s = self.in_memory.alpha_s + (self.crowded_s if crowded else 0.0)
         link = replace(self.in_memory, alpha_s=alpha_s)
         return replace(self, in_node=link, gamma_s_per_byte=self.gamma_in_memory_s_per_byte)
 
     def also_in_memory(self) -> Profile:
-        """Return this profile with the link and gamma of a node for shared memory as well."""
+        """Return this profile with the link and gamma of a node for shared memory, too."""
         return replace(
             self,
             in_memory=replace(self.in_node, receiver_copies=True),
@@ -106,7 +101,6 @@ def price(
 def _workload(
     schedule: Schedule, nodes: Sequence[Sequence[int]], nbytes: float, profile: Profile
 ) -> Workload:
-    """Return the messages of a schedule for a slice of `nbytes`, and the reductions as the work."""
     scale = nbytes / (sum(schedule.weights) or 1)
     chunk_bytes = [weight * scale for weight in schedule.weights]
     ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
@@ -127,8 +121,8 @@ def _workload(
 class Links:
     """The links between ranks placed on `nodes`.
 
-    Ports are numbered: two for each rank, then two for each node.  Even ports lead out, odd ports
-    lead in.  Where the receiver copies, each pair of ranks has a port out of its own.
+    Ports: two for each rank, then two for each node; even ones lead out, odd ones in.  Where
+    the receiver copies, each pair of ranks has a port out of its own.
     """
 
     def __init__(self, nodes: Sequence[Sequence[int]], profile: Profile) -> None:
@@ -136,7 +130,6 @@ class Links:
         self._profile = profile
 
     def wire(self, message: Message, nbytes: float) -> Wire:
-        """Return the cost and the ports of a message of `nbytes`."""
         size, sender, receiver = len(self._node_of), message.sender.rank, message.receiver.rank
         source, target = self._node_of[sender], self._node_of[receiver]
         if source == target:
@@ -151,7 +144,6 @@ class Links:
 
 
 def _folded_copies(steps: Sequence[Step], chunk_bytes: Sequence[float]) -> Iterator[float]:
-    """Yield, for each step of a rank, the bytes of the copies that it folds."""
     kept: Counter[int] = Counter()
     for step in steps:
         names = (name for recv in step.recvs for name in recv.chunks)

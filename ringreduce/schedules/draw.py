@@ -74,10 +74,7 @@ def draw(
 def _steps(
     schedule: Schedule | Sequence[Iterable[Step]], ranks: Sequence[int]
 ) -> tuple[dict[int, Iterable[Step]], list[int]]:
-    """Return the steps of these ranks, and how many steps each has.
-
-    The number of steps of a Schedule is read from its claim, without generating the steps.
-    """
+    """Return the steps of `ranks`, and their numbers, from the claim if it is a Schedule."""
     if isinstance(schedule, Schedule):
         claims = [schedule.claim(rank) for rank in ranks]
         return {rank: schedule.steps(rank) for rank in ranks}, [claim.steps for claim in claims]
@@ -86,10 +83,7 @@ def _steps(
 
 
 def window(count: int, centres: Sequence[int], limit: int) -> list[int]:
-    """Return the `limit` numbers below `count` that are nearest to any of the centres, ascending.
-
-    Of two equally near numbers, the one before a centre is preferred.
-    """
+    """Return the `limit` numbers below `count` that are nearest to any centre, ascending."""
     centres = centres[:limit] or [0]
     return sorted(
         nsmallest(limit, range(count), key=lambda i: min((abs(i - c), i > c) for c in centres))
@@ -119,7 +113,6 @@ def _message(message: Send | Recv) -> str:
 
 
 def _legend(steps: Sequence[Step]) -> list[str]:
-    """Explain the shortest message of each kind in `steps`, one copy, and one fold."""
     messages = [message for step in steps for message in _messages(step)[:_MESSAGES_A_CELL]]
     kinds: dict[int, Send | Recv] = {}
     for message in sorted(messages, key=lambda message: len(_message(message))):
@@ -144,11 +137,9 @@ _MEANINGS = (
     "overwrites {chunks} with rank {rank}'s",
     "receives {chunks} from rank {rank}",
 )
-"""The meanings of messages, in the order of the legend."""
 
 
 def _kind(message: Send | Recv) -> int:
-    """Return the index of the meaning of a message."""
     if isinstance(message, Send):
         return 0 if message.chunks else 1
     if not message.chunks:

@@ -15,9 +15,7 @@ from ringreduce.errors import ScheduleError
 from ringreduce.schedules.schedule import Chunks, Recv, Send, Step, chunk_text
 
 
-class Place(NamedTuple):
-    """A step of a rank."""
-
+class RankStep(NamedTuple):
     rank: int
     step: int
 
@@ -26,17 +24,14 @@ class Place(NamedTuple):
 class Message:
     """A send and the receive that matches it."""
 
-    sender: Place
-    """The step that sends."""
-    receiver: Place
-    """The step that receives."""
+    sender: RankStep
+    receiver: RankStep
     chunks: Chunks
     reduce: bool
     """Whether the receiver reduces the chunks into its own values."""
 
 
-Posted = dict[Place, list[Message]]
-"""Step -> its messages, sent and received, if it has any."""
+Posted = dict[RankStep, list[Message]]
 
 
 def chunks_text(chunks: Sequence[int]) -> str:
@@ -53,16 +48,14 @@ class Vocabulary:
     """
 
     flow: Callable[[Chunks], int] = lambda chunks: 0
-    """Chunks of a message -> its flow."""
     chunks: Callable[[Chunks], str] = chunks_text
-    """Chunks of a message -> their name."""
-    when: Callable[[Place, bool], str] = lambda place, sends: f"in step {place.step}"
+    when: Callable[[RankStep, bool], str] = lambda place, sends: f"in step {place.step}"
     """Step, and whether it sends or receives there -> when that is."""
-    subject: Callable[[Place, bool], str] = lambda place, sends: (
+    subject: Callable[[RankStep, bool], str] = lambda place, sends: (
         f"step {place.step}: rank {place.rank}"
     )
     """Step, and whether it sends or receives there -> the rank, as the beginning of a sentence."""
-    mark: Callable[[Place, bool], Place] = lambda place, sends: place
+    mark: Callable[[RankStep, bool], RankStep] = lambda place, sends: place
     """Step, and whether it sends or receives there -> the place that an error marks."""
 
 
@@ -74,16 +67,16 @@ def match(ranks: Sequence[Sequence[Step]], vocabulary: Vocabulary = COLLECTIVE) 
 
     Raises ScheduleError if a send or a receive is left over, or a pair names different chunks.
     """
-    sends: dict[tuple[int, int, int], list[tuple[Place, Send]]] = defaultdict(list)
-    recvs: dict[tuple[int, int, int], list[tuple[Place, Recv]]] = defaultdict(list)
+    sends: dict[tuple[int, int, int], list[tuple[RankStep, Send]]] = defaultdict(list)
+    recvs: dict[tuple[int, int, int], list[tuple[RankStep, Recv]]] = defaultdict(list)
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
             for send in step.sends:
                 flow = vocabulary.flow(send.chunks)
-                sends[rank, send.peer, flow].append((Place(rank, number), send))
+                sends[rank, send.peer, flow].append((RankStep(rank, number), send))
             for recv in step.recvs:
                 flow = vocabulary.flow(recv.chunks)
-                recvs[recv.peer, rank, flow].append((Place(rank, number), recv))
+                recvs[recv.peer, rank, flow].append((RankStep(rank, number), recv))
 
     messages = []
     for pair in sorted(sends.keys() | recvs.keys()):
@@ -105,7 +98,6 @@ def match(ranks: Sequence[Sequence[Step]], vocabulary: Vocabulary = COLLECTIVE) 
 
 
 def posts(messages: Iterable[Message]) -> Posted:
-    """Return the messages of each step."""
     posted: Posted = defaultdict(list)
     for message in messages:
         posted[message.sender].append(message)
@@ -118,12 +110,13 @@ def progress(
     posted: Posted,
     ahead: int = 0,
     vocabulary: Vocabulary = COLLECTIVE,
-) -> Iterator[Place]:
+) -> Iterator[RankStep]:
     """Yield each step when its rank enters it; at a rank's end, the place after its last step.
 
     A rank in step i has posted the receives of its steps up to i + `ahead`, and the sends up to
-    step i.  A message is complete once both its ends are posted.  A step ends when all its messages
-    are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for each other.
+    step i.  A message is complete once both its ends are posted.  A step ends when all its
+    messages are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for
+    each other.
     """
     unfinished = {place: len(here) for place, here in posted.items()}
     entered = [-1] * len(ranks)
@@ -132,7 +125,7 @@ def progress(
     while free:
         rank = free.popleft()
         entered[rank] += 1
-        place = Place(rank, entered[rank])
+        place = RankStep(rank, entered[rank])
         yield place
         if not unfinished.get(place) and place.step < len(ranks[rank]):
             free.append(rank)
@@ -147,21 +140,19 @@ def progress(
         raise _deadlock(entered, posted, ahead, vocabulary)
 
 
-def posted_in(message: Message, end: Place, ahead: int) -> int:
-    """Return the step of its rank in which an end of `message` is posted."""
+def posted_in(message: Message, end: RankStep, ahead: int) -> int:
     return max(0, end.step - ahead) if end == message.receiver else end.step
 
 
-def _is_posted(message: Message, end: Place, entered: Sequence[int], ahead: int) -> bool:
+def _is_posted(message: Message, end: RankStep, entered: Sequence[int], ahead: int) -> bool:
     return entered[end.rank] >= posted_in(message, end, ahead)
 
 
 def _begin(posted: Posted, ahead: int) -> Posted:
-    """Return, for each step, the messages whose send or receive is posted when it is entered."""
     begin: Posted = defaultdict(list)
     for place, messages in posted.items():
         for message in messages:
-            begin[Place(place.rank, posted_in(message, place, ahead))].append(message)
+            begin[RankStep(place.rank, posted_in(message, place, ahead))].append(message)
     return begin
 
 
@@ -169,9 +160,9 @@ def _deadlock(
     entered: Sequence[int], posted: Posted, ahead: int, vocabulary: Vocabulary
 ) -> ScheduleError:
     """Follow the waiting ranks, from a rank that cannot continue, until a rank repeats."""
-    waits: dict[int, tuple[int, str, Place]] = {}
+    waits: dict[int, tuple[int, str, RankStep]] = {}
     for rank, step in enumerate(entered):
-        here = Place(rank, step)
+        here = RankStep(rank, step)
         for message in posted.get(here, ()):
             other = other_end(message, rank)
             if not _is_posted(message, other, entered, ahead):
@@ -195,12 +186,11 @@ def _deadlock(
     )
 
 
-def other_end(message: Message, rank: int) -> Place:
-    """Return the step at the end of a message that is not `rank`'s."""
+def other_end(message: Message, rank: int) -> RankStep:
     return message.receiver if message.sender.rank == rank else message.sender
 
 
-def _left_over(place: Place, message: Send | Recv, vocabulary: Vocabulary) -> ScheduleError:
+def _left_over(place: RankStep, message: Send | Recv, vocabulary: Vocabulary) -> ScheduleError:
     sends = isinstance(message, Send)
     does, way, lacks = ("sends", "to", "receive") if sends else ("receives", "from", "send")
     return ScheduleError(

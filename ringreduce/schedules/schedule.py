@@ -45,7 +45,6 @@ def copy_of(chunk: int, rank: int) -> int:
 
 
 def chunk_of(name: int) -> int:
-    """Return the chunk of a name: of a copy, or of the chunk itself."""
     return name % _COPIES
 
 
@@ -96,12 +95,9 @@ class Claim:
     steps: int
     """Empty ones included."""
     sent: int
-    """Chunks sent."""
     received: int
-    """Chunks received."""
 
     def __add__(self, then: Claim) -> Claim:
-        """Return the claim of two schedules, one after the other."""
         return Claim(self.steps + then.steps, self.sent + then.sent, self.received + then.received)
 
     def backwards(self) -> Claim:
@@ -110,7 +106,6 @@ class Claim:
 
     @classmethod
     def of(cls, steps: Sequence[Step]) -> Claim:
-        """Count the steps of a rank."""
         return cls(
             steps=len(steps),
             sent=sum(len(send.chunks) for step in steps for send in step.sends),
@@ -125,20 +120,17 @@ class Schedule:
     collective: str
     algorithm: str
     size: int
-    """Ranks."""
     weights: tuple[int, ...]
     """Relative lengths of the chunks, in order.
 
     Equal for a ring; unequal for nodes of different sizes.
     """
     steps: Callable[[int], Steps]
-    """Rank -> its steps."""
     holds_before: Callable[[int], Chunks]
     """Rank -> the chunks that have its contribution at the start."""
     holds_after: Callable[[int], Chunks]
     """Rank -> the chunks that have its result at the end."""
     claim: Callable[[int], Claim]
-    """Rank -> its claim."""
     digest: str = ""
     """Distinguishes user-written schedules of the same name, so that ranks can compare theirs."""
     completes: Callable[[int], frozenset[tuple[int, int]]] | None = None
@@ -149,15 +141,14 @@ class Schedule:
 
 
 def joined(parts: Iterable[Chunks]) -> Chunks:
-    """Return the chunks of several parts as one list, to send as one message."""
     return tuple(chain.from_iterable(parts))
 
 
 def in_parallel(*schedules: Iterable[Step]) -> Steps:
-    """Merge the steps of several schedules; messages to one peer become one message.
+    """Merge the steps of schedules on different chunks; messages to one peer become one.
 
-    The schedules must use different chunks.  In one step all messages from one peer must reduce, or
-    all overwrite.  A shorter schedule ends early.
+    In one step all messages from one peer must reduce, or all overwrite.  A shorter schedule
+    ends early.
     """
     for steps in zip_longest(*schedules, fillvalue=Step()):
         sends: dict[int, Chunks] = {}
@@ -224,7 +215,6 @@ def step_from_text(text: str) -> Step:
 
 
 def to_text(ranks: Sequence[Iterable[Step]]) -> str:
-    """Write the steps of all ranks as text for `from_text`."""
     lines = []
     for rank, steps in enumerate(ranks):
         lines.append(f"rank {rank}")
@@ -253,7 +243,6 @@ def from_text(text: str) -> list[list[Step]]:
 
 
 def chunk_text(name: int) -> str:
-    """Return text such as 3, or 3@1 for rank 1's copy of chunk 3."""
     source = source_of(name)
     return str(name) if source is None else f"{chunk_of(name)}@{source}"
 

@@ -25,13 +25,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from ringreduce.errors import ScheduleError
-from ringreduce.schedules.matching import Message, Place, posted_in
+from ringreduce.schedules.matching import Message, RankStep, posted_in
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The cost of one message on its own, and the two ports that it occupies."""
-
     message: Message
     transfer_s: float
     """Seconds on ports that it shares with no other message."""
@@ -58,33 +56,27 @@ def simulate(
     workload: Workload,
     slices: int = 1,
     in_flight: int = 1,
-    watch: Callable[[Place, float], None] = lambda place, time_s: None,
+    watch: Callable[[RankStep, float], None] = lambda place, time_s: None,
 ) -> float:
-    """Return the seconds until the last rank has finished all slices.
+    """Return the seconds until the last rank has finished all slices; ScheduleError if one cannot.
 
     `watch` is called with each step, and the time at which the work after the step begins.
-    Raises ScheduleError if the ranks cannot finish.
     """
     return _Simulation(workload, slices, in_flight, watch).run()
 
 
 @dataclass(eq=False, slots=True)
 class _Strand:
-    """The progress of one rank in one flow."""
-
     flow: int
     rank: int
     step: int = -1
     incomplete: int = 0
-    """Messages that this step waits for."""
     early: dict[int, int] = field(default_factory=dict)
     """Later step -> its messages that are complete already."""
 
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A message that both its ranks have posted."""
-
     wire: Wire
     flow: int
     left_s: float
@@ -94,18 +86,15 @@ class _Transfer:
     sharers: int = 0
     """Transfers on the fuller of its two ports; 0 before it starts."""
     ends_s: float = inf
-    """When it ends with this share."""
 
 
 class _Simulation:
-    """Simulates the slices on their way through the steps, by a queue of events."""
-
     def __init__(
         self,
         workload: Workload,
         slices: int,
         in_flight: int,
-        watch: Callable[[Place, float], None],
+        watch: Callable[[RankStep, float], None],
     ) -> None:
         self._workload, self._slices, self._in_flight = workload, slices, in_flight
         self._watch = watch
@@ -113,7 +102,6 @@ class _Simulation:
         self._begin: list[list[list[int]]] = [[[] for _ in steps] for steps in workload.work_s]
         """Rank, step -> indices of the wires whose end the rank posts when it enters the step."""
         self._awaited = [[0] * len(steps) for steps in workload.work_s]
-        """Rank, step -> the number of messages that the step waits for."""
         for number, wire in enumerate(workload.wires):
             message = wire.message
             for end in (message.sender, message.receiver):
@@ -127,7 +115,6 @@ class _Simulation:
         self._strands = [[_Strand(flow, rank) for rank in range(size)] for flow in range(slices)]
         self._started = [0] * size
         self._free_s = [0.0] * size
-        """Rank -> when its last work ends."""
         self._half_posted: set[tuple[int, int]] = set()
         self._connections: dict[tuple[int, int], deque[_Transfer]] = defaultdict(deque)
         self._ports: dict[int, dict[_Transfer, None]] = {
@@ -228,7 +215,7 @@ class _Simulation:
         if self._workload.waits_for_sends:
             self._complete(transfer.flow, sender)
 
-    def _complete(self, flow: int, end: Place) -> None:
+    def _complete(self, flow: int, end: RankStep) -> None:
         """Count one message as complete; after the last of a step, work."""
         strand = self._strands[flow][end.rank]
         if end.step > strand.step:
@@ -242,7 +229,7 @@ class _Simulation:
         """Begin the work after the strand's step, once the rank is free; False if there is none."""
         work_s = self._workload.work_s[strand.rank][strand.step]
         begin_s = max(self._now_s, self._free_s[strand.rank]) if work_s else self._now_s
-        self._watch(Place(strand.rank, strand.step), begin_s)
+        self._watch(RankStep(strand.rank, strand.step), begin_s)
         if work_s:
             self._free_s[strand.rank] = begin_s + work_s
             self._at(begin_s + work_s, self._go_on, strand)

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 _ALIGNMENT = 4096
-"""Bytes.  No two arrays share a page, so that the pages of a freed array can go to the system."""
+"""Bytes.  No two arrays share a page: the pages of a freed array can go to the system."""
 _WORTH_GIVING_BACK = 32 << 20
 """Bytes: the pages of freed arrays of this size or more return to the system."""
 
 
 class Arena:
-    """Allocates arrays in `memory`, an array of bytes."""
-
     def __init__(self, memory: np.ndarray) -> None:
         self._memory = memory
         self._lock = threading.Lock()

@@ -83,16 +83,11 @@ _RANK_MASK = (1 << _RANK_BITS) - 1
 
 @record
 class Version(Record):
-    """The number of adds to an array."""
-
-    # Adds that are complete.
     completed: Word
 
 
 @record
-class Lock(Record):
-    """The lock of a block."""
-
+class BlockLock(Record):
     # FREE, `held(rank)` or `committing(rank, source)`.
     word: Word
 
@@ -101,19 +96,14 @@ class Lock(Record):
 class Access(Record):
     """One rank's access to an array in blocks, and its operation under way."""
 
-    # Address of the `Version`.
     version: Address
-    # Address of the first `Lock`; the others follow, LOCK_BYTES apart.
+    # Address of the first `BlockLock`; the others follow, LOCK_BYTES apart.
     locks: Address
     # Address of the result buffer of rank 0; the others follow, `block_bytes` apart.
     results: Address
-    # Address of the first block.
     blocks: Address
-    # Size of the array in bytes.
     nbytes: Word
-    # Size of a block in bytes.
     block_bytes: Word
-    # Number of blocks.
     block_count: Word
     # Size in bytes of an element, or of one of the two parts of a complex element.
     item_bytes: Word
@@ -128,11 +118,9 @@ class Access(Record):
     spins: Word
     # Polls after a yield of the core each, before the operation returns WAITS.
     yields: Word
-    # ADD or READ.
     operation: Word
     # Address of the rank's own array: the array to add, or the array to read into.
     array: Address
-    # Number of blocks that are done.
     done: Word
     # 1: this rank holds the lock of the next block; 0: it holds none.
     holds: Word
@@ -140,7 +128,6 @@ class Access(Record):
     found: Word
     # The block and the rank's own array, as sources of the fold.
     left: Address
-    # Follows `left`.
     right: Address
 
 
@@ -156,7 +143,6 @@ DONE, WAITS, FOLDS = range(3)
 # --- the word of a lock ---------------------------------------------------------------------------
 
 FREE = 0
-"""The word of a lock that no rank holds."""
 
 
 @compilable
@@ -193,8 +179,8 @@ def next_block(access: Access) -> int:
 
 
 @compilable
-def lock_of(access: Access, block: int) -> Lock:
-    return Lock(access.locks + block * LOCK_BYTES)
+def lock_of(access: Access, block: int) -> BlockLock:
+    return BlockLock(access.locks + block * LOCK_BYTES)
 
 
 @compilable
@@ -203,7 +189,7 @@ def size_of_block(access: Access, block: int) -> int:
 
 
 @compilable
-def acquire(access: Access, lock: Lock) -> bool:
+def acquire(access: Access, lock: BlockLock) -> bool:
     """Poll for a while until this rank holds a lock; return False if it does not."""
     for poll in range(access.spins + access.yields):
         if poll >= access.spins:
@@ -234,7 +220,7 @@ def copy_result(access: Access, source: int, block: int) -> None:
 
 
 @compilable
-def commit(access: Access, lock: Lock, block: int) -> None:
+def commit(access: Access, lock: BlockLock, block: int) -> None:
     """Replace a block, whose lock this rank holds, by this rank's result."""
     store_release(lock, "word", committing(access.rank, access.rank))
     fence()
@@ -303,7 +289,6 @@ def give_up(access: Access) -> None:
 
 @compilable
 def serve(access: Access, request: int, array: Address) -> int:
-    """Execute a request; `array` is the rank's own array, for ADD and READ."""
     if request == TAKE_OVER:
         take_over(access)
     elif request != CONTINUE:

@@ -64,14 +64,11 @@ _CHECK_S = 0.02
 
 
 class _Process(NamedTuple):
-    """The process of a rank."""
-
     number: int
     start: int
-    """As `start_of` returns it."""
 
 
-class _Layout(NamedTuple):
+class _FileLayout(NamedTuple):
     """Offsets in the file, in bytes: version, locks, result buffers, the array."""
 
     block_bytes: int
@@ -82,13 +79,15 @@ class _Layout(NamedTuple):
     end: int
 
 
-def _layout(nbytes: int, ranks: int) -> _Layout:
+def _layout(nbytes: int, ranks: int) -> _FileLayout:
     block_bytes = min(BLOCK_BYTES, -(-max(nbytes, 1) // LOCK_BYTES) * LOCK_BYTES)
     block_count = -(-nbytes // block_bytes)
     locks = LOCK_BYTES  # the version has a cache line of its own
     results = _whole_pages(locks + block_count * LOCK_BYTES)
     array = results + _whole_pages(ranks * block_bytes)
-    return _Layout(block_bytes, block_count, locks, results, array, array + _whole_pages(nbytes))
+    return _FileLayout(
+        block_bytes, block_count, locks, results, array, array + _whole_pages(nbytes)
+    )
 
 
 def _whole_pages(nbytes: int) -> int:
@@ -110,12 +109,12 @@ def share_blocks(
 ) -> Blocks:
     """Make an array of zeros in memory of rank `owner`, which all ranks map.  Collective.
 
-    The array has `nbytes` bytes, its elements are of `dtype`.  `crowded`: there are more ranks than
-    cores.  A rank that has waited `timeout_s` seconds for a lock gives up.  `job_ranks` are the
-    ranks' numbers in the job, for errors; the same numbers if they are left out.
+    `crowded`: there are more ranks than cores.  A rank gives up a lock after `timeout_s`
+    seconds.  `job_ranks`: the ranks' numbers in the job, for errors; by default the same
+    numbers.
 
-    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate it:
-    on all ranks, with the same text.
+    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate
+    it: on all ranks, with the same text.
     """
     able = collect(bytes((_is_able(dtype),)))
     if not all(able):
@@ -197,7 +196,6 @@ def _new_file(nbytes: int, token: bytes) -> int:
 
 
 def overlap_error(what: str) -> ValueError:
-    """Return the error for an array, named `what`, that overlaps the shared array."""
     return ValueError(f"{what} overlaps the shared array; pass an array of its own")
 
 
@@ -207,7 +205,7 @@ class Blocks:
     def __init__(
         self,
         memory: Any,
-        layout: _Layout,
+        layout: _FileLayout,
         nbytes: int,
         dtype: np.dtype[Any],
         rank: int,
@@ -247,7 +245,6 @@ class Blocks:
 
     @property
     def version(self) -> int:
-        """Number of adds that are complete."""
         return load_acquire(Version(self._access.version), "completed")
 
     def add(self, array: Any) -> None:
@@ -277,7 +274,6 @@ class Blocks:
                 self._busy = False
 
     def _check(self, request: int, address: int) -> None:
-        """Raise ValueError if an array at `address` overlaps this one, and in a forked process."""
         if abs(address - self._begin) < self._nbytes:
             raise overlap_error("add: x" if request == ADD else "read: out")
         if os.getpid() != self._process:
@@ -288,7 +284,6 @@ class Blocks:
             )
 
     def _complete(self, result: int, array: Any) -> None:
-        """Complete an operation that waits for a lock, or that Python has to add a block for."""
         access, done, idle, since, look = self._access, -1, 0, 0.0, 0.0
         while result != DONE:
             request = CONTINUE
@@ -307,9 +302,9 @@ class Blocks:
             result = self._serve(self._address, request, 0)
 
     def _look_at_holder(self, waited_s: float) -> int:
-        """Return TAKE_OVER if the holder of the lock that this rank waits for has ended.
+        """Return TAKE_OVER if the holder of the awaited lock has ended, else CONTINUE.
 
-        Returns CONTINUE if it has not.  Raises PeerTimeoutError if this rank has waited too long.
+        Raises PeerTimeoutError if this rank has waited too long.
         """
         access = self._access
         holder = holder_of(access.found)

@@ -44,9 +44,7 @@ class FastPathState(Record):
     refused: Address
     # 1: a call is under way, perhaps with the interpreter's lock released; 0: none is.
     busy: Word
-    # The thread of the call under way.
     owner: Word
-    # The number of the next call.
     next_number: Word
     # Whether the agreement's counters include all calls of the fast path: 0 or 1.
     settled: Word
@@ -54,9 +52,7 @@ class FastPathState(Record):
     taken_over: Word
     # 1: an exception ended a call before `Engine.finish` handled its errors; 0: none did.
     orphaned: Word
-    # Number of ranks.
     ranks: Word
-    # The address of the first slot of the table.
     table: Address
     # The address of the `Arguments` of the call that is looked up.
     arguments: Address
@@ -70,19 +66,15 @@ class FastPathState(Record):
     begin: Address
     # A function of Python: `Engine.finish`.
     finish: Address
-    # ``numpy.empty``.
     empty: Address
     # A function of Python: views an array of another library, or a list of these.
     view_of: Address
-    # The address of the `TensorViews`.
     tensors: Address
-    # None, and types.
     none: Address
     array_type: Address
     list_type: Address
     tuple_type: Address
     int_type: Address
-    # The names of parameters, as texts.
     name_out: Address
     name_op: Address
     name_root: Address
@@ -91,11 +83,8 @@ class FastPathState(Record):
     name_wire: Address
     name_timeout_s: Address
     name_async_op: Address
-    # False.
     false: Address
-    # The text "sum": the default op.
     default_op: Address
-    # The text "auto": the default algorithm.
     default_algorithm: Address
     # Scratch: the arguments of the Python function that is called.
     argument0: Word
@@ -108,7 +97,6 @@ class FastPathState(Record):
 class Arguments(Record):
     """The arguments of a call.  All except `out` are the key of the call in the table."""
 
-    # The number of the collective.
     collective: Word
     # The array, or the first member of the list.
     x: Address
@@ -120,11 +108,9 @@ class Arguments(Record):
     last: Address
     # The text of the op, interned; 0: the collective has none.
     op: Address
-    # The text of the algorithm, interned.
     algorithm: Address
     # The root's rank; 0 if the collective has no root.
     root: Word
-    # The address of the counts, a word each.
     counts: Address
     # Number of counts; 0: the collective has none.
     count_of_counts: Word
@@ -134,9 +120,6 @@ class Arguments(Record):
 
 @record
 class EntryPoint(Record):
-    """One function that CPython calls: a collective of a communicator, or a planned call."""
-
-    # The address of `FastPathState`.
     path: Address
     # The number of the collective, if it has arguments.
     collective: Word
@@ -144,9 +127,7 @@ class EntryPoint(Record):
     general: Address
     # The address of the only `CachedCall` of a function without arguments; 0: there is none yet.
     own_call: Address
-    # Least number of positional arguments.
     least: Word
-    # Greatest number of positional arguments.
     most: Word
     # The position of `root`; -1: the collective has none.
     root_at: Word
@@ -160,11 +141,10 @@ class EntryPoint(Record):
 
 @record
 class CachedCall(Record):
-    """A call that compiled code can make: its key, its programs and its result."""
+    """A call that compiled code can make."""
 
     # The hash of the key; EMPTY: the slot has no call.
     hash: Word
-    # The number of the collective.
     collective: Word
     # An array with the dtype and shape of `Arguments.x`, but without its memory.
     input: Address
@@ -174,17 +154,14 @@ class CachedCall(Record):
     member_count: Word
     # The text of the op, interned; 0: the collective has none.
     op: Address
-    # The text of the algorithm, interned.
     algorithm: Address
     # The root's rank; 0 if the collective has no root.
     root: Word
-    # The address of the counts, a word each.
     counts: Address
     # Number of counts; 0: the collective has none.
     count_of_counts: Word
     # The Python object `CompiledCall`, which keeps alive all that is named here.
     call: Address
-    # The call's signature, a Python object.
     signature: Address
     # The address of the program; 0: a list has programs in its table.
     program: Address
@@ -194,7 +171,6 @@ class CachedCall(Record):
     list: Address
     # An array like the result.  If `result` is not 0, the program may write to this array.
     output: Address
-    # The shape of the result, a tuple.
     shape: Address
     # The object that the call returns; 0: the array with the result.
     result: Address
@@ -231,7 +207,6 @@ def hash_of(given: Arguments) -> int:
 
 @compilable
 def slot_address(table: Address, hashed: int, way: int) -> Address:
-    """The address of slot number `way`, from 0, that a call with this hash may be in."""
     slot = ((hashed >> (_HASH_BITS - _SLOT_BITS)) + way) & (SLOTS - 1)
     return table + slot * CALL_BYTES
 
@@ -257,7 +232,7 @@ def _matches(call: CachedCall, given: Arguments) -> bool:
 
 @compilable
 def find(table: Address, given: Arguments, latest: Address) -> Address:
-    """Find the `CachedCall` with these arguments; return its address, or 0 if there is none.
+    """Return the address of the `CachedCall` with these arguments, or 0 if there is none.
 
     The slot at `latest`, if it is not 0, is tried first: most calls repeat the one before.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ringreduce.compiler.memory import copy, fence, load, nanoseconds, read_process, write_process
 from ringreduce.compiler.records import Address, address_of, compilable
 from ringreduce.shm import iovec
-from ringreduce.shm.layout import STREAMED, Buffer, Copy, Team
+from ringreduce.shm.layout import STREAMED, Buffer, CopyRecord, Team
 from ringreduce.shm.stores import stream, write
 
 _KERNELS_LIMIT_BYTES = 1 << 30
@@ -89,8 +89,7 @@ def pull(team: Team, into: Address, process: int, source: Address, nbytes: int) 
 
 
 @compilable
-def copy_bytes(team: Team, instruction: Copy) -> bool:
-    """Execute a COPY; return False if the process of the source does not answer."""
+def copy_bytes(team: Team, instruction: CopyRecord) -> bool:
     if instruction.shared_flag and load(instruction.shared_flag):
         return True
     target, into = Buffer(instruction.target.buffer), instruction.target.offset

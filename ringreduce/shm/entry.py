@@ -97,7 +97,6 @@ def _is_sequence(path: FastPathState, value: Address) -> bool:
 
 @compilable
 def _items(path: FastPathState, sequence: Address) -> Address:
-    """The address of the addresses of the items of a list or a tuple."""
     if PyObject(sequence).type == path.list_type:
         return PyList(sequence).items
     return tuple_items(sequence)
@@ -246,7 +245,6 @@ def _begin(path: FastPathState) -> None:
 
 @compilable
 def _count(path: FastPathState, signature: Address) -> None:
-    """Count the call under way as completed."""
     path.next_number = path.next_number + 1
     path.argument0 = signature
     remembered = call_object(path.remember, address_of(path) + _ARGUMENTS, 1, 0)
@@ -312,7 +310,6 @@ def _fits(program: Program, x: PyArray, out: PyArray, like: PyArray) -> bool:
 
 @compilable
 def _new_array(path: FastPathState, shape: Address, like: PyArray) -> Address:
-    """Return a new reference to ``numpy.empty(shape, dtype)``; 0 if it raised."""
     path.argument0, path.argument1 = shape, like.descr
     return call_object(path.empty, address_of(path) + _ARGUMENTS, 2, 0)
 
@@ -321,7 +318,6 @@ def _new_array(path: FastPathState, shape: Address, like: PyArray) -> Address:
 def _run_one(
     path: FastPathState, cached: CachedCall, call: Address, x: Address, target: Address
 ) -> bool:
-    """Make an eligible call from `x` to `target`; False if it raised."""
     source, into = 0, 0
     if x:
         source, into = PyArray(x).data, PyArray(target).data
@@ -381,7 +377,6 @@ def _call_one(path: FastPathState, cached: CachedCall, x: Address, out: Address)
 
 @compilable
 def _new_arrays(path: FastPathState, cached: CachedCall, state: ListState) -> Address:
-    """Make a list of new arrays for the results; 0 if an exception was raised."""
     results = new_list(state.members)
     if results == 0:
         return 0
@@ -435,7 +430,6 @@ def _run_list(
 
 @compilable
 def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: Address) -> Address:
-    """Make a call on a list or tuple of arrays; return the result."""
     fresh = out == 0
     if not fresh and not _is_sequence(path, out):
         return GENERAL
@@ -476,7 +470,6 @@ def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: A
 def _call_arrays(
     path: FastPathState, entry: EntryPoint, given: Arguments, x: Address, out: Address
 ) -> Address:
-    """Make a call on arrays of NumPy, if it is in the table; return the result."""
     if not _read_arrays(path, given, x):
         return GENERAL
     place = entry.latest = find(path.table, given, entry.latest)
@@ -491,10 +484,7 @@ def _call_arrays(
 def _call_foreign(
     path: FastPathState, entry: EntryPoint, args: Address, nargs: int, kwnames: Address
 ) -> Address:
-    """Make a call on arrays of other libraries, as one on NumPy arrays over their memory.
-
-    A scatter without an array is one on `out`.
-    """
+    """Make a call on arrays of other libraries; a scatter without an array is one on `out`."""
     given = Arguments(path.arguments)
     x, out = load(args), given.out
     takes_out = out != 0 and x == path.none and entry.collective == SCATTER

@@ -12,8 +12,8 @@ from ringreduce.planning.plan import Plan
 from ringreduce.shm.program import PlanProgram
 
 
-class Executable(executable.Executable):
-    """A plan that shared memory runs; see `ringreduce.control.executable.Executable`."""
+class ShmExecutable(executable.Executable):
+    """A plan that shared memory runs."""
 
     def __init__(self, program: PlanProgram, device: Device, control: Control) -> None:
         self.program, self._device, self._control = program, device, control
@@ -29,7 +29,6 @@ class Executable(executable.Executable):
         self._copy_out: tuple[Any, Any] | None = None
         """(flat result, target): at the end of this run the result is copied to the target."""
         self.held: tuple[Any, ...] = ()
-        """The arrays of this run, kept alive while peers may read and write them."""
 
     @property
     def is_bound(self) -> bool:
@@ -38,9 +37,9 @@ class Executable(executable.Executable):
     def sign(self, digest: bytes) -> None:
         """Write the digest of the signature to the program's header, so compiled code may run it.
 
-        Compiled code sets only the call number of the header.  A run by Python may leave another
-        digest there: a gather after an exchange of counts has the digest of the exchange.  So each
-        run writes the digest again at its end.
+        Compiled code sets only the call number of the header; a run by Python may leave
+        another digest there, as a gather after an exchange of counts.  So each run writes
+        the digest again at its end.
         """
         self._digest = digest
         self.program.header[:DIGEST_BYTES] = digest
@@ -64,10 +63,7 @@ class Executable(executable.Executable):
             self._copy_out = flat_target, target
 
     def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
-        """Begin a run; `source` and `target` as `PlanProgram.enter` takes them.
-
-        `held` keeps the arrays alive.
-        """
+        """Begin a run; `held` keeps the arrays alive."""
         self._running, self._arrays, self.held = True, (source, target), held
         self.program.header[:] = header
         if self._control.log is not None:
@@ -75,7 +71,6 @@ class Executable(executable.Executable):
                 self._control.log(index, notes)
 
     def adopt(self, held: tuple[Any, ...]) -> None:
-        """Continue a run that compiled code has begun; `held` keeps its arrays alive."""
         self._running, self._arrays, self.held = True, (0, 0), held
 
     def test(self) -> bool:
@@ -89,7 +84,6 @@ class Executable(executable.Executable):
         return done
 
     def _finish(self) -> None:
-        """Copy the result to a target that is not contiguous, and release the arrays."""
         self._end()
         if self._copy_out is not None:
             flat_target, target = self._copy_out

@@ -31,20 +31,20 @@ from ringreduce.shm.layout import (
     WAIT,
     WORD,
     Buffer,
-    Copy,
+    CopyRecord,
     Destinations,
     DirectWrite,
-    FreeSlot,
-    Instruction,
+    FreeSlotRecord,
+    InstructionRecord,
     Location,
-    Operand,
+    OperandRecord,
     Peer,
-    Post,
+    PostRecord,
     Program,
-    Push,
-    Reduce,
+    PushRecord,
+    ReduceRecord,
     Team,
-    Wait,
+    WaitRecord,
 )
 from ringreduce.shm.protocol import (
     free_slot,
@@ -57,7 +57,7 @@ from ringreduce.shm.protocol import (
 )
 from ringreduce.shm.stores import begin_timing, end_timing, is_timed, next_phase, write
 
-_PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(Operand)
+_PROGRAM_BYTES, _OPERAND_BYTES = size_of(Program), size_of(OperandRecord)
 _DIRECT_WRITE_BYTES = size_of(DirectWrite)
 _CACHED_BYTES = 16 << 10
 """Bytes that are reduced before they are written to peers: they stay in L1."""
@@ -66,15 +66,15 @@ _PUSHED_BYTES = 1 << 20
 
 
 @compilable
-def source_of(instruction: Reduce, index: int) -> Operand:
-    return Operand(instruction.sources + index * _OPERAND_BYTES)
+def source_of(instruction: ReduceRecord, index: int) -> OperandRecord:
+    return OperandRecord(instruction.sources + index * _OPERAND_BYTES)
 
 
 @compilable
 def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nbytes: int) -> bool:
     """Write a part of data to OUTPUT of peers; to the slot too if an OUTPUT is not written.
 
-    Returns False if a peer has left the call, or if its process does not answer.
+    Returns False if a peer has left the call or does not answer.
     """
     written = 0
     for i in range(wanted.direct_count):
@@ -97,8 +97,7 @@ def distribute(team: Team, wanted: Destinations, source: Address, begin: int, nb
 
 
 @compilable
-def reads_processes(instruction: Reduce) -> bool:
-    """Whether any source is memory of another process."""
+def reads_processes(instruction: ReduceRecord) -> bool:
     found = False
     for i in range(instruction.source_count):
         found |= Buffer(source_of(instruction, i).buffer).process > 0
@@ -106,7 +105,7 @@ def reads_processes(instruction: Reduce) -> bool:
 
 
 @compilable
-def reducible(instruction: Reduce, begin: int, most: int) -> int:
+def reducible(instruction: ReduceRecord, begin: int, most: int) -> int:
     """Return how many bytes to reduce at a time from `begin` on: `most` or fewer."""
     target = instruction.target
     length = contiguous(Buffer(target.buffer), target.offset + begin, most)
@@ -117,11 +116,8 @@ def reducible(instruction: Reduce, begin: int, most: int) -> int:
 
 
 @compilable
-def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bool:
-    """Write the address of each source to `team.sources`; read sources of other processes.
-
-    Returns False if a process does not answer.
-    """
+def find_sources(team: Team, instruction: ReduceRecord, begin: int, length: int) -> bool:
+    """Write each source's address to `team.sources`; False if a process does not answer."""
     into, memory = team.read_buffer, team.gather_buffer
     for i in range(instruction.source_count):
         operand = source_of(instruction, i)
@@ -138,11 +134,11 @@ def find_sources(team: Team, instruction: Reduce, begin: int, length: int) -> bo
 
 
 @compilable
-def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
-    """Execute a REDUCE, in parts that stay in the cache.
+def reduce(program: Program, team: Team, instruction: ReduceRecord) -> bool:
+    """Execute a REDUCE, in parts that stay in the cache; return False as `distribute`.
 
-    Returns False if another process does not answer, or if a peer has left the call.  A part that
-    is reduced is not reduced again then: its sources may be overwritten already.
+    After False the next run skips the parts that are reduced: their sources may be overwritten
+    already.
     """
     target, into = Buffer(instruction.target.buffer), instruction.target.offset
     wanted, memory = Destinations(instruction.destinations), team.gather_buffer
@@ -181,7 +177,7 @@ def reduce(program: Program, team: Team, instruction: Reduce) -> bool:
 
 
 @compilable
-def deliver(program: Program, team: Team, instruction: Push) -> bool:
+def deliver(program: Program, team: Team, instruction: PushRecord) -> bool:
     """Execute a PUSH; return False as `distribute`.  The next run goes on with the same piece."""
     source = Buffer(instruction.source.buffer).address + instruction.source.offset
     wanted, begin = Destinations(instruction.destinations), program.done_bytes
@@ -223,14 +219,12 @@ def bind(team: Team, buffer: Buffer, location: Location, address: Address) -> No
 
 @compilable
 def run(address: Address, number: int, source: Address, target: Address) -> int:
-    """Run the program at `address` until it is over, has to wait, or pauses.
+    """Run the program at `address`; return DONE, PENDING (it waits or pauses) or MISMATCH.
 
-    Returns DONE, PENDING or MISMATCH.
-
-    `number` is the number of the call, or -1 if the header is complete.  `source` and `target` are
-    the addresses of INPUT and OUTPUT.  0 means the same as before, and a negative number is the
-    negated address of an `Iovec`.  After PENDING, the next run continues with the instruction that
-    waits, or after the PAUSE.
+    `number` is that of the call, or -1 if the header is complete.  `source` and `target` are
+    the addresses of INPUT and OUTPUT; 0: the same as before; negative: the negated address of
+    an `Iovec`.  After PENDING, the next run continues with the instruction that waits, or after
+    the PAUSE.
     """
     program = Program(address)
     team = Team(program.team)
@@ -251,26 +245,26 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
     while True:
         if team.delay_seed:
             delay(team)
-        instruction = Instruction(at)
+        instruction = InstructionRecord(at)
         opcode = instruction.opcode
         if opcode == WAIT:
-            result = wait(program, team, Wait(at), base + instruction.round)
+            result = wait(program, team, WaitRecord(at), base + instruction.round)
         elif opcode == REDUCE:
-            begin = begin_timing(team, Reduce(at).nbytes) if timed else 0
-            result = DONE if reduce(program, team, Reduce(at)) else PENDING
+            begin = begin_timing(team, ReduceRecord(at).nbytes) if timed else 0
+            result = DONE if reduce(program, team, ReduceRecord(at)) else PENDING
             if begin:
-                end_timing(team, begin, Reduce(at).nbytes)
+                end_timing(team, begin, ReduceRecord(at).nbytes)
         elif opcode == COPY:
-            begin = begin_timing(team, Copy(at).nbytes) if timed else 0
-            result = DONE if copy_bytes(team, Copy(at)) else PENDING
+            begin = begin_timing(team, CopyRecord(at).nbytes) if timed else 0
+            result = DONE if copy_bytes(team, CopyRecord(at)) else PENDING
             if begin:
-                end_timing(team, begin, Copy(at).nbytes)
+                end_timing(team, begin, CopyRecord(at).nbytes)
         elif opcode == PUSH:
-            result = DONE if deliver(program, team, Push(at)) else PENDING
+            result = DONE if deliver(program, team, PushRecord(at)) else PENDING
         elif opcode == POST:
-            post(program, team, Post(at), base + instruction.round)
+            post(program, team, PostRecord(at), base + instruction.round)
         elif opcode == FREE_SLOT:
-            result = free_slot(program, team, FreeSlot(at), base + instruction.round)
+            result = free_slot(program, team, FreeSlotRecord(at), base + instruction.round)
         elif opcode == PAUSE:
             at += INSTRUCTION_BYTES
             result = PENDING

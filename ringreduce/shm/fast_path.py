@@ -37,7 +37,7 @@ from ringreduce.shm.call_table import (
     hash_of,
     slot_address,
 )
-from ringreduce.shm.executable import Executable
+from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.tensor_views import Tensors
@@ -53,21 +53,17 @@ SCATTER_TO_OUT = "scatter to out"
 BARRIER = "barrier"
 
 
-class Lock(Protocol):
-    """A lock that its owner may acquire again."""
-
+class ReentrantLock(Protocol):
     def acquire(self, blocking: bool = ..., /) -> Any: ...
     def release(self) -> None: ...
 
 
 class EngineCall(Protocol):
-    """A call of the engine: its signature and schedule."""
-
     @property
     def signature(self) -> Signature: ...
     @property
     def schedule(self) -> Any:
-        """The schedule, for the error text of a call that fails."""
+        """For the error text of a call that fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,24 +71,21 @@ class CompiledCall:
     """A call that compiled code makes, with all that `Engine.finish` needs to complete it."""
 
     engine_call: EngineCall
-    executables: Sequence[Executable]
+    executables: Sequence[ShmExecutable]
     """The executable of each batch, with one program each; a call on one array is one batch."""
     timeout_s: float | None = None
     """Seconds without progress until the call times out; None: those of the communicator."""
     table: ListTable | None = None
     """The batches of a list; None: the call is on one array."""
     named: tuple[Any, ...] = ()
-    """Keeps alive the objects whose addresses are in a `CachedCall`."""
+    """Keeps alive the objects with addresses in a `CachedCall`."""
 
 
 class _Records(NamedTuple):
-    """The records that a compiled function reads."""
-
     entry: EntryPoint
     cached: CachedCall
-    """The call of a function without arguments."""
     memory: np.ndarray
-    """The memory of both records, which the function keeps alive too."""
+    """The memory of both records."""
 
 
 class Key(NamedTuple):
@@ -133,7 +126,6 @@ def key_of(
 
 
 def _view(tensors: Tensors, view_of: Callable[[Any], Any], x: Any) -> Any:
-    """View an array of another library; let compiled code view tensors from now on."""
     tensors.look()
     return view_of(x)
 
@@ -152,7 +144,7 @@ class FastPath:
 
     def __init__(
         self,
-        lock: Lock,
+        lock: ReentrantLock,
         is_idle: Callable[[], bool],
         agreement: Agreement,
         running: list[Any],
@@ -195,7 +187,6 @@ class FastPath:
             "default_op": "sum",
             "default_algorithm": "auto",
         }
-        """Keeps alive the objects whose addresses are in the state."""
         address = array_address(self._memory)
         self.state = state = FastPathState(address)
         for field, named in self._named.items():
@@ -206,7 +197,6 @@ class FastPath:
         state.counts = state.arguments + size_of(Arguments)
         state.table = address + head
         self._places: dict[Key, int] = {}
-        """The address of the slot of each admitted call."""
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
         """The call in each slot, by the slot's address, in the order of admission."""
         self._numbers = {
@@ -281,12 +271,11 @@ class FastPath:
         self.release()
 
     def disable(self) -> None:
-        """Disable the fast path, whether or not the caller holds the lock."""
         self.state.enabled = 0
         self._settle()
 
     def take_over(self) -> None:
-        """Record that `Engine.finish` handles all errors of the call under way from now on."""
+        """Note that `Engine.finish` handles all errors of the call under way from now on."""
         self.state.taken_over = 1
 
     def forget(self) -> None:
@@ -304,7 +293,6 @@ class FastPath:
         self._calls.clear()
 
     def forked(self) -> None:
-        """Disable the fast path in a child process, where nobody holds the lock."""
         self.state.enabled = self.state.busy = 0
         lock = threading.RLock()
         self._take, self._give, self._depth = lock.acquire, lock.release, 0
@@ -314,8 +302,8 @@ class FastPath:
     def entry(self, collective: str, general: MethodType, takes_counts: bool = False) -> Function:
         """Return a compiled function for a collective.
 
-        It calls the method `general` on the general path.  `takes_counts`: all ranks pass `counts`,
-        a list of ints.
+        It calls the method `general` on the general path.  `takes_counts`: all ranks pass a
+        list of ints, `counts`.
         """
         if collective == BARRIER:
             function, self._barrier = self._function(collective, general)
@@ -331,7 +319,6 @@ class FastPath:
         return self._numbers.setdefault(collective, len(self._numbers))
 
     def planned(self, call: CompiledCall, result: Any, general: Function) -> Function:
-        """Return a compiled function that makes `call` on the arrays it is bound to."""
         call.named = (result, call.engine_call.signature)
         function, made = self._function("planned", general, call)
         _fill_own(made, call, result)
@@ -350,7 +337,6 @@ class FastPath:
     # --- admitted calls ---
 
     def call_of(self, key: Key) -> CompiledCall | None:
-        """Return the call that was admitted with `key`; None if there is none."""
         place = self._places.get(key)
         return None if place is None else self._calls[place][1]
 
@@ -368,8 +354,8 @@ class FastPath:
     def admit(self, key: Key, call: CompiledCall, shape: Any) -> None:
         """Admit a call.
 
-        `shape` is the shape of the result; None if this rank gets no result.  For a list it is a
-        tuple of the shapes of all results.
+        `shape` is that of the result, for a list all shapes; None if this rank gets no
+        result.
         """
         memory = np.zeros(size_of(Arguments) // WORD, np.int64)
         given, like = Arguments(array_address(memory)), _like(key.shape, key.dtype)
@@ -415,7 +401,6 @@ class FastPath:
 
 
 def _fill_own(made: _Records, call: CompiledCall, result: Any) -> None:
-    """Set the only call of a function without arguments, which returns `result`."""
     cached = made.cached
     cached.signature, cached.call = id(call.engine_call.signature), id(call)
     cached.output = cached.result = id(result)
@@ -449,7 +434,6 @@ def _places_of(method: Function) -> Mapping[str, int]:
 
 @cache
 def _text_signature(function: Function) -> str:
-    """Return the parameters of a method without annotations, as CPython reads them."""
     signature = inspect.signature(function)
     bare = [
         parameter.replace(annotation=inspect.Parameter.empty)
@@ -460,6 +444,5 @@ def _text_signature(function: Function) -> str:
 
 
 def _documentation(name: str, general: Function) -> str:
-    """Return the docstring of a compiled function: its signature, then the method's."""
     method = getattr(general, "__func__", None) or type(general).__call__
     return f"{name}{_text_signature(method)}\n--\n\n{method.__doc__ or ''}"

@@ -25,7 +25,7 @@ _WITH_KEYWORDS = ("call", "message")
 
 
 def is_available() -> bool:
-    """Whether this rank can run programs of shared memory.
+    """Return whether this rank can run programs of shared memory.
 
     If all ranks can, all have the compiled folds of all dtypes, and make the same choices.
     """
@@ -54,8 +54,8 @@ def _may_be_available() -> bool:
 def address(name: str) -> int | None:
     """Return the address of the function `name`, compiled; None where that is impossible.
 
-    It is impossible where there is no Numba, where Numba does not compile or the processor does not
-    convert float16, and where objects are not laid out as `compiler.pyobjects` declares them.
+    That is without Numba, where Numba does not compile, where the processor does not convert
+    float16, and where objects are not laid out as `compiler.pyobjects` declares them.
     """
     if not _knows_arrays():
         return None
@@ -81,7 +81,7 @@ def python_function(
 ) -> Callable[..., Any] | None:
     """Return the compiled function `name` as a function of Python; None as `address`.
 
-    Each call passes `me` to the compiled function.  Python shows the function as `called`.
+    Each call passes `me` to it.  Python shows the function as `called`.
     """
     code = address(name)
     if code is None:

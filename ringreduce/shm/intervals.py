@@ -18,10 +18,9 @@ def interval_of(intervals: Address, index: int) -> Interval:
 
 @compilable
 def add_interval(intervals: Address, count: int, begin: Address, nbytes: int, joins: bool) -> int:
-    """Append an interval to `count` intervals, unless it is empty; return the new count.
+    """Append an interval, unless it is empty, to `count` intervals; return the new count.
 
-    If `joins`, and the interval begins at or after the end of the last one, the last interval is
-    extended to its end instead.
+    `joins`: extend the last interval instead if the new one begins at or after its end.
     """
     if nbytes == 0:
         return count

@@ -28,7 +28,6 @@ def seek(iovec: Iovec, offset: int) -> int:
 
 @compilable
 def address_in(iovec: Iovec, offset: int) -> Address:
-    """The address of the byte at `offset`, in the piece that `seek` has found."""
     return load(iovec.addresses + iovec.piece * WORD) + offset - iovec.begin
 
 

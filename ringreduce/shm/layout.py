@@ -23,9 +23,7 @@ WORD = 8
 class Header(Record):
     """The first message of a call: the digest of its signature, and its number."""
 
-    # First 8 bytes of the digest.
     digest_low: Word
-    # Last 8 bytes of the digest.
     digest_high: Word
     # Number of the call in its communicator, from 0.
     call_number: Word
@@ -47,7 +45,6 @@ class Slot(Record):
 
     # Sequence number of the round that the slot was last used for.
     sequence: Word
-    # Header of the call that the round belongs to.
     header: Header
     # INPUT; with PUBLISHES_DATA the offset in the segment of the data of the round.
     input: Location
@@ -60,16 +57,14 @@ class StoreReport(Record):
 
     # Nanoseconds of timed COPYs and REDUCEs by the kind of stores that was in use before.
     kept_ns: Word
-    # Bytes of these.
     kept_bytes: Word
     # Nanoseconds of timed COPYs and REDUCEs by the other kind of stores.
     other_ns: Word
-    # Bytes of these.
     other_bytes: Word
 
 
 @record
-class Mark(Record):
+class WriteMark(Record):
     """Whether a rank is about to write, or writes, to arrays of its peers."""
 
     # 1: it may be writing; 0: it is not, and all that it has written is there.
@@ -90,13 +85,9 @@ SLOT_BYTES = 4 << 10
 MAX_STAGED_BYTES = (4 << 20) + (4 << 10)
 """The most bytes that a rank stages in a round: a slice, and the gaps between its parts."""
 REPORT_OFFSET = 2 * SLOT_BYTES
-"""Bytes from the beginning of a segment to its `StoreReport`."""
 MARK_OFFSET = REPORT_OFFSET + 64  # the report, the mark and the departure have a cache line each
-"""Bytes from the beginning of a segment to its `Mark`."""
 DEPARTURE_OFFSET = MARK_OFFSET + 64
-"""Bytes from the beginning of a segment to its `Departure`."""
 RING_OFFSET = DEPARTURE_OFFSET + 64
-"""Bytes from the beginning of a segment to its ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
 RING_TURN_BYTES = 512 << 10
@@ -117,8 +108,6 @@ SEGMENT_BYTES = RING_OFFSET + RING_BYTES
 
 @record
 class Buffer(Record):
-    """Memory that instructions read or write."""
-
     # Address of the first byte; if `process` is IOVEC, the address of an `Iovec`.
     address: Address
     # 0: memory mapped by this process; IOVEC: an iovec; else the process that has the address.
@@ -133,7 +122,6 @@ IOVEC = -1
 class Iovec(Record):
     """A buffer of several pieces, all in this process, and the piece that was used last."""
 
-    # Array of the addresses of the pieces.
     addresses: Address
     # Array of the sizes of the pieces, in bytes.
     sizes: Address
@@ -151,11 +139,7 @@ GATHER_BYTES = 8 << 10
 
 @record
 class Interval(Record):
-    """A range of memory, not empty: see `shm.intervals`."""
-
-    # Address of the first byte.
     begin: Address
-    # Address behind the last byte.
     end: Address
 
 
@@ -166,19 +150,13 @@ class Interval(Record):
 class MemoryRange(Record):
     """``struct iovec`` of process_vm_readv and process_vm_writev."""
 
-    # Address of the first byte.
     address: Address
-    # Size in bytes.
     nbytes: Word
 
 
 @record
 class Timespec(Record):
-    """``struct timespec`` of clock_gettime."""
-
-    # Seconds.
     seconds: Word
-    # Nanoseconds of the second, 0 to 999,999,999.
     nanoseconds: Word
 
 
@@ -192,7 +170,6 @@ class StoreTrial(Record):
 
     # 1: streaming stores are used now; 0: ordinary stores are.
     streams: Word
-    # KEEP, TIME_KEPT, AWAIT_KEPT, WARM_UP, TIME_OTHER or AWAIT.
     phase: Word
     # Sequence number of the round from which on the next phase begins.
     phase_end: Word
@@ -208,17 +185,13 @@ class StoreTrial(Record):
 class Peer(Record):
     """The state of a peer, as far as this rank knows it."""
 
-    # Address of the peer's segment.
     segment: Address
     # Number of the peer's process; 0: this process maps the memory of the peer.
     process: Word
     # Sequence number of the latest round that the peer is known to have posted.
     seen: Word
-    # Data of the peer in the current round.
     slot: Buffer
-    # INPUT of the peer in the current round.
     input: Buffer
-    # OUTPUT of the peer in the current round.
     output: Buffer
     # 1: OUTPUT is in the peer's segment, so this rank may write it; 0: it is not.
     output_is_shared: Word
@@ -236,11 +209,8 @@ class Team(Record):
     spins: Word
     # Polls after a yield of the core each, before the program returns PENDING.
     yields: Word
-    # Number of peers: one less than ranks.
     peer_count: Word
-    # Address of this rank's segment.
     segment: Address
-    # Size of this rank's segment in bytes.
     segment_bytes: Word
     # Data of this rank in the current round.
     slot: Buffer
@@ -266,7 +236,6 @@ class Team(Record):
     ring_begin: Word
     # Offset in the ring behind the latest data, in bytes, a multiple of 64.
     ring_end: Word
-    # Stores to memory that peers read.
     trial: StoreTrial
     # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
     indirect_reads: Word
@@ -277,9 +246,6 @@ class Team(Record):
 
 @record
 class Program(Record):
-    """A plan; its instructions follow."""
-
-    # Address of the `Team`.
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
@@ -288,7 +254,6 @@ class Program(Record):
     done_bytes: Word
     # Sequence number of the round before the program's first.
     base: Word
-    # Number of rounds, 1 or more.
     rounds: Word
     # PUBLISHES_NOTHING, PUBLISHES_ARRAYS or PUBLISHES_DATA.
     publishes: Word
@@ -300,25 +265,16 @@ class Program(Record):
     divisor: Word
     # Index of the peer that is waited for, or whose header is different.
     blamed: Word
-    # Header of the call under way.
     header: Header
-    # INPUT of this rank.
     input: Buffer
-    # OUTPUT of this rank.
     output: Buffer
-    # SCRATCH of this rank.
     scratch: Buffer
-    # INPUT as this rank publishes it.
     input_location: Location
-    # OUTPUT as this rank publishes it.
     output_location: Location
-    # Size of INPUT in bytes.
     input_bytes: Word
-    # Size of OUTPUT in bytes.
     output_bytes: Word
     # 1: INPUT and OUTPUT may be the same memory; 0: they may not.
     in_place: Word
-    # Address of `shm.executor.run`, compiled.
     run: Address
 
 
@@ -336,29 +292,21 @@ FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 
 
 @record
-class Operand(Record):
-    """Bytes of a buffer from an offset on."""
-
-    # Address of a `Buffer`.
+class OperandRecord(Record):
     buffer: Address
-    # Offset of the first byte in the buffer.
     offset: Word
 
 
 @record
-class Instruction(Record):
+class InstructionRecord(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
-    # FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE or END.
     opcode: Word
-    # Number of the round in the program, from 1.
     round: Word
 
 
 @record
-class FreeSlot(Record):
-    """Wait until the slot of a round may be written, and reserve memory of the ring."""
-
+class FreeSlotRecord(Record):
     opcode: Word
     round: Word
     # Bytes to reserve; 0: none.
@@ -368,39 +316,29 @@ class FreeSlot(Record):
 
 
 @record
-class Post(Record):
-    """Publish this rank's part of a round."""
-
+class PostRecord(Record):
     opcode: Word
     round: Word
     # Address of a word that is not 0 if `exposed` is the data of the round; 0: there is none.
     shared_flag: Address
     # Memory that peers read in place of the slot.
-    exposed: Operand
+    exposed: OperandRecord
 
 
 @record
-class Wait(Record):
-    """Wait until a peer has posted a round."""
-
+class WaitRecord(Record):
     opcode: Word
     round: Word
-    # Index of the peer.
     peer: Word
     # 1: compare the header, and resolve the peer's buffers; 0: only wait.
     reads: Word
 
 
 @record
-class Copy(Record):
-    """Copy bytes from a buffer to another."""
-
+class CopyRecord(Record):
     opcode: Word
-    # The bytes to write.
-    target: Operand
-    # The bytes to read.
-    source: Operand
-    # Number of bytes.
+    target: OperandRecord
+    source: OperandRecord
     nbytes: Word
     # 1: peers read the target, and it is long enough to choose how to write; STREAMED: write by
     # streaming stores; 0: another copy.
@@ -410,15 +348,12 @@ class Copy(Record):
 
 
 @record
-class Push(Record):
+class PushRecord(Record):
     """Copy bytes from INPUT to OUTPUT of a peer.  A `DirectWrite` follows the `Destinations`."""
 
     opcode: Word
-    # The bytes to read.
-    source: Operand
-    # Number of bytes.
+    source: OperandRecord
     nbytes: Word
-    # Address of the `Destinations`.
     destinations: Address
 
 
@@ -440,35 +375,25 @@ class Destinations(Record):
 
 @record
 class DirectWrite(Record):
-    """Bytes of a peer's OUTPUT."""
-
-    # Address of the `Peer`.
     peer: Address
-    # Offset of the first byte in OUTPUT.
     offset: Word
 
 
 @record
-class Reduce(Record):
-    """Reduce sources from left to right."""
-
+class ReduceRecord(Record):
     opcode: Word
-    # The bytes to write.
-    target: Operand
-    # Number of bytes, 1 or more.
+    target: OperandRecord
     nbytes: Word
-    # Number of sources, 2 or more.
     source_count: Word
-    # Array of `source_count` records `Operand`.
+    # Array of `source_count` records `OperandRecord`.
     sources: Address
-    # Address of the `Destinations`.
     destinations: Address
     # 1: divide the result by the divisor of the program; 0: do not.
     divides: Word
 
 
 STREAMED = 2
-"""Value of `Copy.staged` for a long copy from a rank's own input to its own output."""
+"""Value of `CopyRecord.staged` for a long copy from a rank's own input to its own output."""
 INSTRUCTION_BYTES = 64
 STAGED_FROM_BYTES = 4 << 10
 """Fewer bytes are always written by ordinary stores: to time them costs more than it saves."""

@@ -40,11 +40,8 @@ UNKNOWN, SEPARATE, MIXED = range(3)
 class ListState(Record):
     """A list of arrays of one dtype, and of their results."""
 
-    # Number of arrays.
     members: Word
-    # Number of batches.
     batches: Word
-    # The address of the first `Batch`.
     first_batch: Address
     # The address of memory for 4 intervals for each array, which `overlap` sorts.
     intervals: Address
@@ -55,12 +52,10 @@ class ListState(Record):
 
 
 @record
-class Batch(Record):
+class ListBatch(Record):
     """The arrays of a list that are reduced together."""
 
-    # Number of arrays.
     members: Word
-    # Bytes of all arrays together.
     nbytes: Word
     # Addresses of arrays that have the dtypes and shapes of the members, but not their memory.
     likes: Address
@@ -74,23 +69,21 @@ class Batch(Record):
     source: Word
     # OUTPUT of the program: the address of the results, or the negated address of `targets`.
     target: Word
-    # The address of the program.
     program: Address
-    # The executable with that program, a Python object.
     executable: Address
 
 
-BATCH_BYTES = size_of(Batch)
+BATCH_BYTES = size_of(ListBatch)
 
 
 @compilable
-def batch_of(state: ListState, index: int) -> Batch:
-    return Batch(state.first_batch + index * BATCH_BYTES)
+def batch_of(state: ListState, index: int) -> ListBatch:
+    return ListBatch(state.first_batch + index * BATCH_BYTES)
 
 
 @compilable
 def _locate(
-    state: ListState, batch: Batch, items: Address, flags: int, places: Address, also: Address
+    state: ListState, batch: ListBatch, items: Address, flags: int, places: Address, also: Address
 ) -> int:
     """Record the addresses of a batch's arrays in `places` and `also`; return SCATTERED | MOVED.
 
@@ -118,7 +111,7 @@ def _locate(
 
 
 @compilable
-def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) -> int:
+def _locate_batch(state: ListState, batch: ListBatch, given: Address, out: Address) -> int:
     """Set INPUT and OUTPUT of a batch's program; return MOVED, 0 or DIFFERENT."""
     sources, targets = batch.sources.addresses, batch.targets.addresses
     in_place, writable = given == out, CONTIGUOUS_AND_ALIGNED | WRITABLE
@@ -141,8 +134,7 @@ def _locate_batch(state: ListState, batch: Batch, given: Address, out: Address) 
 def locate_all(state: ListState, given: Address, out: Address) -> int:
     """Set INPUT and OUTPUT of all programs, given the items of the lists of arrays and results.
 
-    Returns MOVED if the address of an array has changed, else 0.  Returns DIFFERENT if the arrays
-    do not match the table, or if single-copy arrays are not end to end in memory.
+    Returns MOVED, 0, or DIFFERENT: also if single-copy arrays are not end to end in memory.
     """
     found = 0
     for index in range(state.batches):
@@ -160,7 +152,7 @@ def locate_all(state: ListState, given: Address, out: Address) -> int:
 def _add_intervals(state: ListState, joined: bool) -> int:
     """Write the intervals of memory of all arrays and results; return their number.
 
-    If `joined`, arrays that follow each other in a list and in memory are one interval.
+    `joined`: arrays that follow each other in a list and in memory are one interval.
     """
     first_batch = batch_of(state, 0)
     sources, targets = first_batch.sources.addresses, first_batch.targets.addresses
@@ -178,10 +170,7 @@ def _add_intervals(state: ListState, joined: bool) -> int:
 
 @compilable
 def mixes(state: ListState) -> bool:
-    """Whether the result of one array may overwrite another array that is still to be read.
-
-    The arrays are those of the latest `locate_all`.
-    """
+    """Whether, after `locate_all`, a result may overwrite an array that is still to be read."""
     mixed = True
     for joined in (
         True,
@@ -194,8 +183,8 @@ def mixes(state: ListState) -> bool:
 class ListTable:
     """The memory of one `ListState` and its batches.
 
-    `batches` are the shapes of the arrays that are reduced together.  Batches of `single_copy_from`
-    bytes or more are single-copy; None: no batch is.
+    `batches` are the shapes of the arrays that are reduced together.  Batches of
+    `single_copy_from` bytes or more are single-copy; None: no batch is.
     """
 
     def __init__(
@@ -231,5 +220,5 @@ class ListTable:
                 pieces.sizes = array_address(sizes[first:])
             first = last
 
-    def batch(self, index: int) -> Batch:
+    def batch(self, index: int) -> ListBatch:
         return batch_of(self.state, index)

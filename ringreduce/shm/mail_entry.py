@@ -48,9 +48,9 @@ from ringreduce.shm.mailbox import (
     PENDING,
     TAKEN,
     UNKNOWN,
-    Channel,
     Counts,
-    Kind,
+    DtypeAndShapeRecord,
+    MailboxPair,
     look,
     receive,
     send,
@@ -66,20 +66,17 @@ class KnownKind(Record):
 
     # An array of this dtype and shape; 0: none.
     like: Address
-    # The record of its kind.
     kind: Address
 
 
 @record
 class MailEntry(Record):
-    """What `message` knows of one function; `WAYS` known kinds for each rank follow."""
+    """The state of one function; `WAYS` known kinds for each rank follow."""
 
     # 1: the function sends; 0: it receives or probes.
     sends: Word
-    # 1: the function probes.
     probes: Word
     rank: Word
-    # Ranks of the communicator.
     ranks: Word
     # 1: no operation is under way in Python.  Only Python compares the memory of operations.
     idle: Word
@@ -87,26 +84,21 @@ class MailEntry(Record):
     refused: Address
     # The channels with all ranks, by rank.
     channels: Address
-    # The general function.
     general: Address
     # ``adopt(x, peer, tag)``: waits for the answer to the message that was offered last.
     adopt: Address
-    # Types, and None.
     array_type: Address
     int_type: Address
     none: Address
-    # The names of the parameters.
     name_peer: Address
     name_tag: Address
-    # An int of C, for `number_within`.
     overflow: Word
-    # Arguments of a call of `adopt`.
     argument0: Address
     argument1: Address
     argument2: Address
 
 
-_ENTRY_BYTES, _KNOWN_BYTES, _CHANNEL_BYTES = map(size_of, (MailEntry, KnownKind, Channel))
+_ENTRY_BYTES, _KNOWN_BYTES, _CHANNEL_BYTES = map(size_of, (MailEntry, KnownKind, MailboxPair))
 ENTRY_WORDS = _ENTRY_BYTES // WORD
 KNOWN_WORDS = _KNOWN_BYTES // WORD
 _OVERFLOW, _ARGUMENTS = offset_of(MailEntry, "overflow"), offset_of(MailEntry, "argument0")
@@ -141,7 +133,7 @@ def _sender(entry: MailEntry, tag: int) -> int:
     """The lowest rank whose next message has `tag`; below 0 if the general function has to look."""
     if tag == _NOT_NATURAL or not entry.idle or load(entry.refused):
         return UNKNOWN
-    first, state = Channel(entry.channels), leave_interpreter()
+    first, state = MailboxPair(entry.channels), leave_interpreter()
     found = look(first, entry.ranks, tag, first.spins + first.yields)
     enter_interpreter(state)
     return found
@@ -159,7 +151,7 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
         to = _sender(entry, number)
     if to < 0 or number == _NOT_NATURAL or to >= entry.ranks or to == entry.rank:
         return -1
-    channel = Channel(entry.channels + to * _CHANNEL_BYTES)
+    channel = MailboxPair(entry.channels + to * _CHANNEL_BYTES)
     kind = _kind_of(entry, to, PyArray(x))
     if not entry.idle or load(entry.refused):
         return -1
@@ -168,9 +160,9 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
     channel.busy = 1
     data, sends, state = PyArray(x).data, entry.sends, leave_interpreter()
     if sends:
-        result = send(channel, Kind(kind), number, data)
+        result = send(channel, DtypeAndShapeRecord(kind), number, data)
     else:
-        result = receive(channel, Kind(kind), number, data)
+        result = receive(channel, DtypeAndShapeRecord(kind), number, data)
     enter_interpreter(state)
     channel.busy = 0
     if result == TAKEN:
@@ -184,11 +176,12 @@ def _make(entry: MailEntry, x: Address, peer: Address, tag: Address) -> Address:
 
 
 @compilable
-def _adopt(entry: MailEntry, channel: Channel, x: Address, peer: Address, tag: Address) -> Address:
-    """Let Python wait for the answer to the message that was offered last.
+def _adopt(
+    entry: MailEntry, channel: MailboxPair, x: Address, peer: Address, tag: Address
+) -> Address:
+    """Let Python wait for the answer to the latest offer.
 
-    A signal handler may raise before Python knows the message.  The peer must then not use the
-    data, which the caller may change.
+    If a signal handler raises before Python knows the message, the peer must not use the data.
     """
     entry.argument0, entry.argument1, entry.argument2 = x, peer, tag
     count = 3 if tag else 2

@@ -80,29 +80,24 @@ class RankState(Record):
 
     # One of the states of `point_to_point.road`, 0 at first; written last.
     state: Word
-    # Length of the reason in bytes.
     reason_bytes: Word
 
 
 @record
 class Counts(Record):
-    """What the owner of a mailbox has taken of the peer's mailbox for it."""
+    """The numbers of the peer's offers and answers that the owner of a mailbox has taken."""
 
-    # Offers.
     offers: Word
-    # Answers.
     answers: Word
     # 1: the owner has given up a message, and makes no more messages with this peer.
     broken: Word
 
 
 @record
-class Kind(Record):
+class DtypeAndShapeRecord(Record):
     """A dtype and a shape; their description follows."""
 
-    # First 8 bytes of the hash of the description.
     digest_low: Word
-    # Last 8 bytes of the hash.
     digest_high: Word
     # Bytes of an array of this dtype and shape.
     nbytes: Word
@@ -116,18 +111,14 @@ class Offer(Record):
 
     # Number of the message among those of this pair of ranks, from 1; written last.
     sequence: Word
-    # The caller's tag.
     tag: Word
-    # Hash of dtype and shape.
     digest_low: Word
     digest_high: Word
-    # Bytes of the data.
     nbytes: Word
     # INLINE, IN_SEGMENT or IN_PROCESS.
     place: Word
     # Offset in bytes in the sender's segment, or address in the sender's process.
     address: Address
-    # Length of the description in bytes.
     text_bytes: Word
 
 
@@ -137,29 +128,23 @@ class Answer(Record):
 
     # Number of the answer among those of this pair of ranks, from 1; written last.
     sequence: Word
-    # Number of the message.
     message: Word
     # TAKEN, DIFFERENT or REFUSED.
     status: Word
-    # Length of the description in bytes.
     text_bytes: Word
 
 
 @record
-class Channel(Record):
+class MailboxPair(Record):
     """The two mailboxes between this rank and a peer, as this rank sees them.  Not shared."""
 
     # This rank's mailbox for the peer.
     mine: Address
     # The peer's mailbox for this rank.
     theirs: Address
-    # The `RankState` of the peer.
     peer_state: Address
-    # This rank's segment.
     segment: Address
-    # Bytes of this rank's segment.
     segment_bytes: Word
-    # The peer's segment.
     peer_segment: Address
     # Number of the peer's process; 0: this process.
     process: Word
@@ -183,13 +168,16 @@ class Channel(Record):
     busy: Word
     # The message that compiled code has offered and Python does not wait for yet; 0: none.
     unadopted: Word
-    # Two ranges for `read_process`.
     local: MemoryRange
     remote: MemoryRange
 
 
-_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = size_of(Offer), size_of(Answer), size_of(Kind)
-_CHANNEL_BYTES = size_of(Channel)
+_OFFER_HEAD, _ANSWER_HEAD, _KIND_HEAD = (
+    size_of(Offer),
+    size_of(Answer),
+    size_of(DtypeAndShapeRecord),
+)
+_CHANNEL_BYTES = size_of(MailboxPair)
 DATA_OFFSET = _OFFER_HEAD + TEXT_BYTES
 """Bytes from the beginning of an offer to its short data."""
 OFFER_BYTES = DATA_OFFSET + EAGER_BYTES
@@ -207,7 +195,6 @@ _WINDOW_BYTES = 1 << 30
 
 
 def mail_bytes(ranks: int) -> int:
-    """Return the bytes of a rank's mail: its state, and a mailbox for each rank."""
     return MAILBOXES_OFFSET + ranks * MAILBOX_BYTES
 
 
@@ -229,7 +216,7 @@ def answer_of(mailbox: Address, sequence: int) -> Answer:
 
 
 @compilable
-def offer(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
+def offer(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message; return its number, or 0 if the ring of offers is full."""
     if channel.offered - channel.known_taken >= OFFERS:
         channel.known_taken = load_acquire(Counts(channel.theirs), "offers")
@@ -255,7 +242,7 @@ def offer(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
 
 
 @compilable
-def next_answer(channel: Channel) -> Address:
+def next_answer(channel: MailboxPair) -> Address:
     """The address of the peer's next answer; 0 if there is none yet."""
     sequence = channel.answers_taken + 1
     answer = answer_of(channel.theirs, sequence)
@@ -263,7 +250,7 @@ def next_answer(channel: Channel) -> Address:
 
 
 @compilable
-def take_answer(channel: Channel) -> None:
+def take_answer(channel: MailboxPair) -> None:
     """Free the place of the peer's next answer, which this rank has read."""
     channel.answers_taken = channel.answers_taken + 1
     store_release(Counts(channel.mine), "answers", channel.answers_taken)
@@ -273,7 +260,7 @@ def take_answer(channel: Channel) -> None:
 
 
 @compilable
-def next_offer(channel: Channel) -> Address:
+def next_offer(channel: MailboxPair) -> Address:
     """The address of the peer's next offer; 0 if there is none yet."""
     sequence = channel.taken + 1
     found = offer_of(channel.theirs, sequence)
@@ -281,18 +268,18 @@ def next_offer(channel: Channel) -> Address:
 
 
 @compilable
-def take_offer(channel: Channel) -> None:
+def take_offer(channel: MailboxPair) -> None:
     """Free the place of the peer's next offer, which this rank has read."""
     channel.taken = channel.taken + 1
     store_release(Counts(channel.mine), "offers", channel.taken)
 
 
 @compilable
-def read_data(channel: Channel, source: Offer, into: Address) -> bool:
+def read_data(channel: MailboxPair, source: Offer, into: Address) -> bool:
     """Copy the data of an offer.
 
-    Returns False if the sender's process cannot be read, or if the sender has given the message up:
-    it may then have changed the data meanwhile.
+    Returns False if the sender's process cannot be read, or if the sender has given the message
+    up, and may have changed the data.
     """
     nbytes = source.nbytes
     if source.place == INLINE:
@@ -313,8 +300,7 @@ def read_data(channel: Channel, source: Offer, into: Address) -> bool:
 
 
 @compilable
-def read_from_process(channel: Channel, into: Address, source: Address, nbytes: int) -> bool:
-    """Copy memory of the peer's process; False if the process cannot be read."""
+def read_from_process(channel: MailboxPair, into: Address, source: Address, nbytes: int) -> bool:
     done = 0
     while done < nbytes:
         length = min(nbytes - done, _WINDOW_BYTES)
@@ -328,18 +314,15 @@ def read_from_process(channel: Channel, into: Address, source: Address, nbytes: 
 
 
 @compilable
-def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
-    """Answer a message, with the description of `kind` unless it is 0; False if the ring is full.
-
-    A channel whose peer reads no answers fills up: the caller answers again later.
-    """
+def answer(channel: MailboxPair, message: int, status: int, kind: Address) -> bool:
+    """Answer a message, with the description of `kind` if not 0; False if the ring is full."""
     if channel.answered - load_acquire(Counts(channel.theirs), "answers") >= ANSWERS:
         return False
     sequence = channel.answered + 1
     into = answer_of(channel.mine, sequence)
     into.message, into.status, into.text_bytes = message, status, 0
     if kind:
-        into.text_bytes = Kind(kind).text_bytes
+        into.text_bytes = DtypeAndShapeRecord(kind).text_bytes
         copy(address_of(into) + _ANSWER_HEAD, kind + _KIND_HEAD, into.text_bytes)
     store_release(into, "sequence", sequence)
     channel.answered = sequence
@@ -350,20 +333,17 @@ def answer(channel: Channel, message: int, status: int, kind: Address) -> bool:
 
 
 @compilable
-def _polls(channel: Channel, kind: Kind) -> int:
-    """Return how often to poll before a return to Python: longer for long data.
-
-    A poll after a yield takes 0.3 us at least, in which the peer copies 4 KiB.
-    """
+def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
+    """Return the number of polls: one takes 0.3 us, in which the peer copies 4 KiB."""
     return channel.spins + channel.yields + (kind.nbytes >> _BYTES_A_YIELD_LOG)
 
 
 @compilable
-def send(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
+def send(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message and poll for its answer; no other message to the peer is without an answer.
 
-    Returns TAKEN; PENDING if the message is offered; OTHER if the ring of offers is full, or if
-    Python has to read the answer.
+    Returns TAKEN, PENDING, or OTHER: the ring of offers is full, or Python has to read the
+    answer.
     """
     if offer(channel, kind, tag, data) == 0:
         return OTHER
@@ -381,8 +361,8 @@ def send(channel: Channel, kind: Kind, tag: int, data: Address) -> int:
 
 
 @compilable
-def receive(channel: Channel, kind: Kind, tag: int, into: Address) -> int:
-    """Poll for the peer's next offer, and copy its data if it is the message that is wanted.
+def receive(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, into: Address) -> int:
+    """Poll for the peer's next offer, and copy its data if the message is the wanted one.
 
     Returns TAKEN, PENDING if there is no offer, or OTHER if Python has to take the offer.
     """
@@ -409,18 +389,18 @@ def receive(channel: Channel, kind: Kind, tag: int, into: Address) -> int:
 
 
 @compilable
-def look(first: Channel, ranks: int, tag: int, polls: int) -> int:
+def look(first: MailboxPair, ranks: int, tag: int, polls: int) -> int:
     """Poll for the lowest rank whose next message has `tag`; the message stays in its mailbox.
 
-    `first` is the channel with rank 0; those with the other ranks follow it.  Returns the rank, or
-    NOBODY.  Returns UNKNOWN if a lower rank offers a message with another tag first, makes no more
-    messages, or has a channel that is not quiet.
+    `first` is the pair with rank 0; the others follow.  Returns the rank, NOBODY, or UNKNOWN: a
+    lower rank offers another tag first, makes no more messages, or has a pair that is not
+    quiet.
     """
     for poll in range(polls):
         if poll >= first.spins:
             yield_core()
         for peer in range(ranks):
-            channel = Channel(address_of(first) + peer * _CHANNEL_BYTES)
+            channel = MailboxPair(address_of(first) + peer * _CHANNEL_BYTES)
             if channel.mine == channel.theirs:  # this rank's own
                 continue
             ended = RankState(channel.peer_state).state or Counts(channel.theirs).broken
@@ -435,14 +415,13 @@ def look(first: Channel, ranks: int, tag: int, polls: int) -> int:
 # --- the function that Python calls ---------------------------------------------------------------
 
 OFFER, NEXT_ANSWER, TAKE_ANSWER, NEXT_OFFER, TAKE_OFFER, READ_DATA, ANSWER, LOOK = range(8)
-"""What `mail` does: the functions above."""
+"""The functions above, for `mail`."""
 
 
 @compilable
-def do(what: int, channel: Channel, a: int, b: int, c: int) -> int:
-    """Call one of the functions above with its arguments."""
+def do(what: int, channel: MailboxPair, a: int, b: int, c: int) -> int:
     if what == OFFER:
-        return offer(channel, Kind(a), b, c)
+        return offer(channel, DtypeAndShapeRecord(a), b, c)
     if what == NEXT_ANSWER:
         return next_answer(channel)
     if what == NEXT_OFFER:
@@ -466,6 +445,6 @@ def mail(_: Address, args: Address, nargs: int) -> Address:
     a, b = number_of(load(args + 2 * WORD)), number_of(load(args + 3 * WORD))
     c = number_of(load(args + 4 * WORD))
     state = leave_interpreter()
-    result = do(what, Channel(channel), a, b, c)
+    result = do(what, MailboxPair(channel), a, b, c)
     enter_interpreter(state)
     return integer(result)

@@ -33,8 +33,8 @@ from ringreduce.planning.instructions import (
     FreeSlot,
     Instruction,
     Instructions,
+    Operand,
     Pause,
-    Place,
     Post,
     Reduce,
     Wait,
@@ -45,7 +45,7 @@ from ringreduce.planning.plan import Plan
 from ringreduce.planning.select import pushed_part
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
-from ringreduce.shm.layout import WORD, Buffer, Location, Operand, Peer, Program, Slot, Team
+from ringreduce.shm.layout import WORD, Buffer, Location, OperandRecord, Peer, Program, Slot, Team
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
 
@@ -72,12 +72,16 @@ An all-reduce of 64 bytes on eight ranks and two cores takes 12 us; with 4 yield
 """
 
 
-_TARGET = (offset_of(layout.Copy, "target") + offset_of(Operand, "buffer")) // WORD
-_TARGET_OFFSET = (offset_of(layout.Copy, "target") + offset_of(Operand, "offset")) // WORD
-_SOURCE_OFFSET = (offset_of(layout.Copy, "source") + offset_of(Operand, "offset")) // WORD
-_SOURCE = (offset_of(layout.Copy, "source") + offset_of(Operand, "buffer")) // WORD
-_COPY_BYTES = offset_of(layout.Copy, "nbytes") // WORD
-_STAGED = offset_of(layout.Copy, "staged") // WORD
+_TARGET = (offset_of(layout.CopyRecord, "target") + offset_of(OperandRecord, "buffer")) // WORD
+_TARGET_OFFSET = (
+    offset_of(layout.CopyRecord, "target") + offset_of(OperandRecord, "offset")
+) // WORD
+_SOURCE_OFFSET = (
+    offset_of(layout.CopyRecord, "source") + offset_of(OperandRecord, "offset")
+) // WORD
+_SOURCE = (offset_of(layout.CopyRecord, "source") + offset_of(OperandRecord, "buffer")) // WORD
+_COPY_BYTES = offset_of(layout.CopyRecord, "nbytes") // WORD
+_STAGED = offset_of(layout.CopyRecord, "staged") // WORD
 """Words of a COPY."""
 
 
@@ -94,13 +98,11 @@ class PlanProgram:
         self.address = array_address(words)
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
-        """The header of the call, which is published and compared with the headers of peers."""
         self.moved = False
         """Whether the latest `enter` left the program at another instruction."""
 
     @property
     def notes(self) -> Sequence[Sequence[Note]]:
-        """The messages of each slice, for the message log."""
         return self._instructions.notes
 
     def bind(self, source: int, target: int) -> None:
@@ -108,12 +110,10 @@ class PlanProgram:
         self._shared_memory.bind(self._program, source, target)
 
     def enter(self, source: int = 0, target: int = 0) -> bool:
-        """Execute instructions until one has to wait or the program pauses.
+        """Execute instructions until one waits or the program pauses; return whether it is over.
 
-        Returns whether the run is complete.
-
-        `source` and `target` are the input and output of a new run: addresses, or iovecs as
-        `shm.executor.run` takes them.  0: the same input and output as before.
+        `source`, `target`: input and output of a new run, as `shm.executor.run` takes them;
+        0: as before.
         """
         before = self._program.instruction
         state = self._shared_memory.enter(self.address, -1, source, target)
@@ -123,10 +123,7 @@ class PlanProgram:
         return bool(state == layout.DONE)
 
     def rewrite(self, plan: Plan) -> bool:
-        """Rewrite the program, which is not running, for a plan that differs in counts alone.
-
-        Returns False if the program cannot be rewritten.
-        """
+        """Rewrite the idle program for a plan of other counts; False if that is impossible."""
         words, _ = self._memory
         made = self._shared_memory.rewrite(words, self._instructions, plan)
         if made is not None:
@@ -134,7 +131,6 @@ class PlanProgram:
         return made is not None
 
     def where(self) -> tuple[int, list[int]]:
-        """Return the current step of the program, and the peers that it waits for."""
         return self._shared_memory.where(self._program, self._instructions)
 
     def reset(self) -> None:
@@ -238,7 +234,6 @@ class SharedMemory:
     def program(
         self, instructions: Instructions, plan: Plan, device: Device, op: str | None, dtype: Any
     ) -> PlanProgram:
-        """Make the program of a plan; each run gets the addresses of input and output."""
         scratch = self._scratch(device, instructions.scratch, dtype)
         words = self._program(instructions, scratch, device, op)
         program = Program(array_address(words))
@@ -248,11 +243,10 @@ class SharedMemory:
         return PlanProgram(self, words, instructions, scratch)
 
     def rewrite(self, words: Any, instructions: Instructions, plan: Plan) -> Instructions | None:
-        """Rewrite the program of a direct all-to-all for `plan`, of other counts.
+        """Rewrite the idle program of a direct all-to-all for the counts of `plan`.
 
-        `words` and `instructions` are those of the program, which is not running.  Only numbers
-        differ: lengths and offsets.  Returns the new instructions, or None if a new program is
-        needed: on all ranks, since the plans of all ranks have the same counts.
+        `words` and `instructions` are those of the program.  Returns the new instructions,
+        or None (on all ranks alike) if a new program is needed.
         """
         moves, single_copy = plan.moves, plan.single_copy
         how = plan.slices, single_copy
@@ -279,7 +273,7 @@ class SharedMemory:
     ) -> None:
         """Write (offset of the target, offset of the source, bytes) to all copies of a program.
 
-        Write to the first FREE_SLOT of each slice the bytes that the rank stages.
+        The first FREE_SLOT of each slice gets the bytes that the rank stages.
         """
         words, program = memory.data, Program(array_address(memory))
         opcodes = range(size_of(Program) // WORD, len(words), layout.INSTRUCTION_BYTES // WORD)
@@ -287,11 +281,11 @@ class SharedMemory:
         slots = [at for at in made if words[at] == layout.FREE_SLOT]
         firsts = slots[:: len(slots) // len(staged_bytes)]
         for at, nbytes in zip(firsts, staged_bytes, strict=True):
-            layout.FreeSlot(array_address(memory) + at * WORD).nbytes = nbytes
+            layout.FreeSlotRecord(array_address(memory) + at * WORD).nbytes = nbytes
         copies = (at for at in made if words[at] in (layout.COPY, layout.PUSH))
         for at, (target, source, nbytes) in zip(copies, numbers, strict=True):
             if words[at] == layout.PUSH:
-                push = layout.Push(array_address(memory) + at * WORD)
+                push = layout.PushRecord(array_address(memory) + at * WORD)
                 push.source.offset, push.nbytes = source, nbytes
                 direct = layout.Destinations(push.destinations).direct
                 layout.DirectWrite(direct).offset = target
@@ -303,7 +297,6 @@ class SharedMemory:
             )
 
     def bind(self, program: Program, source: int, target: int) -> None:
-        """Bind a program to the addresses of its input and output in this process."""
         program.input.address, program.input.process = source, 0
         program.output.address, program.output.process = target, 0
         self._locate(program.input, program.input_location)
@@ -312,7 +305,7 @@ class SharedMemory:
     def _scratch(self, device: Device, count: int, dtype: Any) -> Any:
         """Return scratch memory that all programs share, since one program runs at a time.
 
-        If a program needs more, new memory of at least twice the size replaces it for later
+        If it is too short, new memory of at least twice the size replaces it for later
         programs.
         """
         nbytes, kept = count * dtype.itemsize, self._scratch_bytes
@@ -344,13 +337,13 @@ class SharedMemory:
         free = address_of(program) + size
         for instr in instructions.instructions:
             if isinstance(instr, Reduce):
-                free = self._write_reduce(program, layout.Reduce(at), instr, free)
+                free = self._write_reduce(program, layout.ReduceRecord(at), instr, free)
             elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
-                free = self._write_push(program, layout.Push(at), instr, free)
+                free = self._write_push(program, layout.PushRecord(at), instr, free)
             else:
                 self._write(program, at, instr)
             at += layout.INSTRUCTION_BYTES
-        layout.Instruction(at).opcode = layout.END
+        layout.InstructionRecord(at).opcode = layout.END
         return words
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
@@ -363,24 +356,24 @@ class SharedMemory:
         self, program: Program, at: Address, instr: FreeSlot | Post | Wait | CopyBytes | Pause
     ) -> None:
         if isinstance(instr, FreeSlot):
-            free_slot = layout.FreeSlot(at)
+            free_slot = layout.FreeSlotRecord(at)
             free_slot.opcode, free_slot.round = layout.FREE_SLOT, instr.round
             free_slot.nbytes = instr.nbytes
             free_slot.shared_flag = _shared_flag(program, instr.unless_shared)
         elif isinstance(instr, Post):
-            post = layout.Post(at)
+            post = layout.PostRecord(at)
             post.opcode, post.round = layout.POST, instr.round
             if instr.exposes is not None:
                 post.shared_flag = _shared_flag(program, instr.exposes.buffer)
                 self._point(program, post.exposed, instr.exposes)
         elif isinstance(instr, Wait):
-            wait = layout.Wait(at)
+            wait = layout.WaitRecord(at)
             wait.opcode, wait.round = layout.WAIT, instr.round
             wait.peer, wait.reads = self._peers.index(instr.peer), instr.reads
         elif isinstance(instr, Pause):
-            layout.Instruction(at).opcode = layout.PAUSE
+            layout.InstructionRecord(at).opcode = layout.PAUSE
         else:
-            copy = layout.Copy(at)
+            copy = layout.CopyRecord(at)
             copy.opcode, copy.nbytes = layout.COPY, instr.nbytes
             self._point(program, copy.target, instr.into)
             self._point(program, copy.source, instr.source)
@@ -397,22 +390,22 @@ class SharedMemory:
         return layout.STREAMED if streams else 0
 
     def _write_reduce(
-        self, program: Program, reduce: layout.Reduce, instr: Reduce, free: Address
+        self, program: Program, reduce: layout.ReduceRecord, instr: Reduce, free: Address
     ) -> Address:
         """Write a REDUCE, and its lists from `free` on; return the address behind the lists."""
         reduce.opcode, reduce.nbytes, reduce.divides = layout.REDUCE, instr.nbytes, instr.finishes
         self._point(program, reduce.target, instr.into)
         reduce.source_count, reduce.sources = len(instr.sources), free
         for source in instr.sources:
-            self._point(program, layout.Operand(free), source)
-            free += size_of(layout.Operand)
+            self._point(program, layout.OperandRecord(free), source)
+            free += size_of(layout.OperandRecord)
         reduce.destinations, wanted = free, layout.Destinations(free)
         wanted.readers, wanted.writes_private = instr.readers, instr.writes_private
         wanted.slot_offset = 0 if instr.staged is None else instr.staged.offset
         return self._write_direct(wanted, instr.direct)
 
     def _write_push(
-        self, program: Program, push: layout.Push, instr: CopyBytes, free: Address
+        self, program: Program, push: layout.PushRecord, instr: CopyBytes, free: Address
     ) -> Address:
         """Write a PUSH, and its lists from `free` on; return the address behind the lists."""
         push.opcode, push.nbytes, push.destinations = layout.PUSH, instr.nbytes, free
@@ -421,8 +414,7 @@ class SharedMemory:
         wanted.writes_private = True
         return self._write_direct(wanted, (instr.into,))
 
-    def _write_direct(self, wanted: layout.Destinations, places: Sequence[Place]) -> Address:
-        """Write a list of places behind `wanted`; return the address behind the list."""
+    def _write_direct(self, wanted: layout.Destinations, places: Sequence[Operand]) -> Address:
         free = address_of(wanted) + size_of(layout.Destinations)
         wanted.direct_count, wanted.direct = len(places), free
         for place in places:
@@ -435,7 +427,7 @@ class SharedMemory:
         """Return the bytes of the lists of a REDUCE or PUSH; 0 for other instructions."""
         direct, operands = 0, 0
         if isinstance(instr, Reduce):
-            direct, operands = len(instr.direct), size_of(Operand) * len(instr.sources)
+            direct, operands = len(instr.direct), size_of(OperandRecord) * len(instr.sources)
         elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
             direct = 1
         else:
@@ -443,7 +435,7 @@ class SharedMemory:
         lists = operands + size_of(layout.Destinations)
         return lists + direct * size_of(layout.DirectWrite)
 
-    def _point(self, program: Program, operand: Operand, place: Place) -> None:
+    def _point(self, program: Program, operand: OperandRecord, place: Operand) -> None:
         operand.buffer = address_of(self._buffer(program, place.rank, place.buffer))
         operand.offset = place.offset
 
@@ -461,14 +453,12 @@ class SharedMemory:
     # --- after an error ---
 
     def report_mismatch(self, program: Program) -> None:
-        """Report the header of the peer that is in another call."""
         peer = self._peers[program.blamed]
         header = self._slot(peer, self._sequence_waited_for(program)).header
         self._on_mismatch(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
 
     def _sequence_waited_for(self, program: Program) -> int:
-        """Return the sequence number that a program waits for."""
-        instruction = layout.Instruction(program.instruction)
+        instruction = layout.InstructionRecord(program.instruction)
         frees = instruction.opcode == layout.FREE_SLOT
         return program.base + instruction.round - frees
 
@@ -476,7 +466,7 @@ class SharedMemory:
         """Return the step that a program is at, and the peers that it waits for."""
         if program.instruction == 0:
             return 0, []
-        opcode = layout.Instruction(program.instruction).opcode
+        opcode = layout.InstructionRecord(program.instruction).opcode
         if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a peer's process does not answer reads
             return 0, list(self._peers)
         sequence = self._sequence_waited_for(program)
@@ -484,11 +474,10 @@ class SharedMemory:
         return instructions.step_of(sequence - program.base), missing
 
     def _latest(self, rank: int) -> int:
-        """Return the sequence number of the latest round that a rank has posted."""
         return max(load_acquire(self._slot(rank, parity), "sequence") for parity in range(2))
 
     def leave(self) -> None:
-        """Let no peer write to this rank's arrays any more, for good: the communicator is broken.
+        """Let no peer write to this rank's arrays any more: the communicator is broken.
 
         Returns when none does, or after 50 ms: then a peer is stopped while it writes.
         """
@@ -496,7 +485,6 @@ class SharedMemory:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that this rank has begun."""
         return self.team.rounds
 
     def go_on_from(self, count: int) -> None:

@@ -74,16 +74,16 @@ from ringreduce.shm.layout import (
     SLOT_BYTES,
     Buffer,
     Departure,
-    FreeSlot,
+    FreeSlotRecord,
     Header,
     Location,
-    Mark,
     Peer,
-    Post,
+    PostRecord,
     Program,
     Slot,
     Team,
-    Wait,
+    WaitRecord,
+    WriteMark,
 )
 
 _TEAM_BYTES, _PEER_BYTES = size_of(Team), size_of(Peer)
@@ -93,13 +93,11 @@ _LEAVING_NS = 50_000_000
 
 @compilable
 def slot_of(segment: Address, sequence: int) -> Slot:
-    """The slot of a segment for a round: rounds take the two slots in turn."""
     return Slot(segment + (sequence & 1) * SLOT_BYTES)
 
 
 @compilable
 def peer_of(team: Team, index: int) -> Peer:
-    """The peer of that index, from 0."""
     return Peer(address_of(team) + _TEAM_BYTES + index * _PEER_BYTES)
 
 
@@ -151,7 +149,7 @@ def reserve_in_ring(team: Team, nbytes: int) -> Address:
 
 
 @compilable
-def free_slot(program: Program, team: Team, instruction: FreeSlot, sequence: int) -> int:
+def free_slot(program: Program, team: Team, instruction: FreeSlotRecord, sequence: int) -> int:
     """Wait until every peer has posted the round before; then this round's slot may be written.
 
     Each peer's header of that round is still there.  Those not compared yet are compared here: a
@@ -178,7 +176,7 @@ def free_slot(program: Program, team: Team, instruction: FreeSlot, sequence: int
 
 
 @compilable
-def post(program: Program, team: Team, instruction: Post, sequence: int) -> None:
+def post(program: Program, team: Team, instruction: PostRecord, sequence: int) -> None:
     """Publish this rank's part of a round; the sequence number goes last, with release order."""
     slot = slot_of(team.segment, sequence)
     copy_header(slot.header, program.header)
@@ -205,7 +203,7 @@ def resolve(buffer: Buffer, location: Location, peer: Peer) -> None:
 
 
 @compilable
-def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
+def wait(program: Program, team: Team, instruction: WaitRecord, sequence: int) -> int:
     """Wait until a peer has posted a round; if the rank reads it, resolve the peer's buffers."""
     peer = peer_of(team, instruction.peer)
     if not has_posted(team, peer, sequence):
@@ -234,8 +232,8 @@ def wait(program: Program, team: Team, instruction: Wait, sequence: int) -> int:
 
 
 @compilable
-def mark_of(segment: Address) -> Mark:
-    return Mark(segment + MARK_OFFSET)
+def mark_of(segment: Address) -> WriteMark:
+    return WriteMark(segment + MARK_OFFSET)
 
 
 @compilable
@@ -252,7 +250,6 @@ def write_begins(team: Team) -> None:
 
 @compilable
 def has_left(peer: Peer) -> bool:
-    """Whether a peer has left the call, so that its arrays may not be written."""
     return load_acquire(departure_of(peer.segment), "has_left") != 0
 
 
@@ -265,10 +262,7 @@ def write_ends(team: Team) -> None:
 
 @compilable
 def leave(team: Team) -> None:
-    """Let no peer begin to write to this rank's arrays; wait until none does.
-
-    Waits for `_LEAVING_NS` at most: a peer that is stopped while it writes keeps its mark.
-    """
+    """Let no peer begin to write to this rank's arrays; wait until none does, or `_LEAVING_NS`."""
     store_release(departure_of(team.segment), "has_left", 1)
     fence()
     end = nanoseconds(address_of(team.clock)) + _LEAVING_NS

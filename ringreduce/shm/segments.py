@@ -53,11 +53,9 @@ class Segments:
     """A segment of every rank, mapped by all of them; its slots and mail are zero at first."""
 
     nbytes: int
-    """Bytes of this rank's segment, the arena included."""
     arena: Any
-    """An array of the bytes of this rank's segment that follow its slots, ring and mail."""
+    """This rank's segment behind its slots, ring and mail, as bytes."""
     addresses: Sequence[int]
-    """The address of each rank's segment in this process, by rank."""
     processes: Sequence[int]
     """The process id by which to read a rank's private memory, by rank; 0: this process."""
     single_copy: bool
@@ -88,8 +86,8 @@ class Segments:
 def share_segments(transport: Transport) -> Segments | None:
     """Map a segment of every rank in all ranks.  Collective, before the first call.
 
-    Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
-    functions, or if no memory can be shared.
+    Returns None, on all ranks, for ranks of several nodes, without compiled functions on some
+    rank, or if no memory can be shared.
     """
     COMPILING[:] = [jit.COMPILING]
     if len(transport.nodes()) > 1:
@@ -110,7 +108,6 @@ def share_segments(transport: Transport) -> Segments | None:
 
 
 def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None:
-    """Make segments of `buffers`; None, on all ranks, if some buffer is not aligned."""
     segments: list[Any] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     mine = segments[transport.rank]
     mine[:RING_OFFSET] = mine[SEGMENT_BYTES:] = 0
@@ -124,12 +121,10 @@ def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None
 def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
     """Map a segment of every rank from a memory file of that rank.  Collective.
 
-    A segment has `nbytes` bytes, at least 16, and then an arena.  The arena is as long as the
-    machine's memory, if the address space allows that; the system allocates only pages that are
-    written.
-
-    Returns None, on all ranks, if some rank cannot make a memory file, may not open another rank's
-    through /proc, or is on another host.
+    A segment has `nbytes` bytes, at least 16, and an arena as long as the machine's memory, if
+    the address space allows that: the system allocates only pages that are written.  Returns
+    None, on all ranks, if some rank cannot make a memory file, may not open another rank's, or
+    is on another host.
     """
     token = secrets.token_bytes(TOKEN_BYTES)
     here = np.zeros(2 * TOKEN_BYTES + _TRIALS * _TRIAL_BYTES, np.uint8)
@@ -178,7 +173,6 @@ def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
 
 
 def _made(nbytes: int, token: bytes) -> tuple[int | None, Any]:
-    """Make this rank's file and map it; (None, None) if that is impossible."""
     try:
         file = new_file()
     except (AttributeError, OSError):  # no such call, or it is forbidden
@@ -203,10 +197,7 @@ def _arena_bytes() -> int:
 
 
 def _reads(place: RankFile) -> bool:
-    """Return whether this process can read the token in the memory of a rank.
-
-    The kernel or a container may forbid the read.
-    """
+    """Return whether the kernel and the container let this process read the token of a rank."""
     read = np.empty(TOKEN_BYTES, np.uint8)
     reads = _moves("process_vm_readv", place.process, place.fact, read)
     return reads and read.tobytes() == place.token
@@ -234,8 +225,8 @@ def _moves(function: str, process: int, address: int, array: Any) -> bool:
 def _is_quick(process: int, address: int, mapped: Any) -> bool:
     """Return whether the kernel reads a peer's memory about as fast as a copy from shared memory.
 
-    The peer has just written its blocks at `address` of `process`, and those in `mapped`.  Compares
-    the fastest read with the fastest copy.
+    Compares the fastest read of blocks at `address` of `process` with the fastest copy of
+    `mapped`, both just written by the peer.
     """
     into, copied, read = np.zeros(_TRIAL_BYTES, np.uint8), _MOST_NS, 2 * _MOST_NS
     mapped[: _TRIALS * _TRIAL_BYTES : mmap.PAGESIZE].max()  # map its pages

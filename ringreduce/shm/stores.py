@@ -77,10 +77,7 @@ def stream(into: Address, source: Address, nbytes: int) -> None:
 
 @compilable
 def write(team: Team, into: Address, source: Address, nbytes: int) -> None:
-    """Write memory that peers read, by the kind of stores that is chosen; short data by ordinary.
-
-    The caller must `fence` before it publishes the bytes.
-    """
+    """Write memory that peers read, by the chosen stores; the caller then must `fence`."""
     if team.trial.streams and nbytes >= STAGED_FROM_BYTES:
         stream(into, source, nbytes)
     else:
@@ -94,7 +91,6 @@ def report_of(segment: Address) -> StoreReport:
 
 @compilable
 def is_timed(team: Team) -> bool:
-    """Whether the phase of the trial is one that times COPYs and REDUCEs."""
     return team.trial.phase in (TIME_KEPT, TIME_OTHER)
 
 
@@ -106,7 +102,6 @@ def begin_timing(team: Team, nbytes: int) -> int:
 
 @compilable
 def end_timing(team: Team, begin: int, nbytes: int) -> None:
-    """Add the time since `begin` to the report of this rank."""
     duration = nanoseconds(address_of(team.clock)) - begin
     report = report_of(team.segment)
     if team.trial.phase == TIME_KEPT:

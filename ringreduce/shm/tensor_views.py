@@ -18,13 +18,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ringreduce.compiler.foreign import describe, new_array, set_base
 from ringreduce.compiler.interpreter import (
     attribute,
     call_object,
+    describe,
     forget_exception,
     keep_object,
     let_go_of_object,
+    new_array,
+    set_base,
 )
 from ringreduce.compiler.memory import load, store
 from ringreduce.compiler.pyobjects import PyArray, PyObject, tuple_item
@@ -67,13 +69,9 @@ _DTYPES = (
 class TensorDescription(Record):
     """``dlpack.h``: DLTensor."""
 
-    # The address of the memory.
     data: Address
-    # The type of the device.
     device: Int32
-    # The number of the device.
     device_number: Int32
-    # Number of dimensions.
     ndim: Int32
     # The dtype: its code, 8 bits; its bits, 8 bits; its lanes, 16 bits.
     kind: Int32
@@ -87,27 +85,20 @@ class TensorDescription(Record):
 
 @record
 class TensorViews(Record):
-    """What compiled code needs to view tensors."""
-
     # The type of tensors; 0: they are viewed by Python.
     type: Address
     # The function of C that describes a tensor.
     describe: Address
     # ``Tensor.is_neg``: whether the elements are those in memory, negated.
     is_neg: Address
-    # The text "requires_grad".
     name_requires_grad: Address
-    # False, None, and the type of arrays.
     false: Address
     none: Address
     array_type: Address
-    # PyArray_NewFromDescr.
     new_array: Address
-    # PyArray_SetBaseObject.
     set_base: Address
     # The address of pairs of words: `TensorDescription.kind`, and the address of the dtype.
     dtypes: Address
-    # Number of these pairs.
     dtype_count: Word
     # Scratch: the address of a `TensorDescription`.
     described: Address
@@ -122,7 +113,7 @@ _ARGUMENT = offset_of(TensorViews, "argument")
 
 @compilable
 def _is_false(views: TensorViews, answer: Address) -> bool:
-    """Whether an answer is False; drops the reference to it."""
+    """Whether `answer` is False; drops the reference to it."""
     if answer == 0:
         forget_exception()
         return False
@@ -132,7 +123,6 @@ def _is_false(views: TensorViews, answer: Address) -> bool:
 
 @compilable
 def _dtype_of(views: TensorViews, kind: int) -> Address:
-    """The address of the dtype of a kind; 0 if it is not in the table."""
     for i in range(views.dtype_count):
         if load(views.dtypes + 2 * i * WORD) == kind:
             return load(views.dtypes + (2 * i + 1) * WORD)
@@ -211,7 +201,7 @@ class Tensors:
         views.strides = views.described + size_of(TensorDescription)
         views.dtypes = address + head
         self._kept: list[Any] = []
-        """Keeps alive the objects whose addresses are in the views."""
+        """Keeps alive the objects with addresses in the views."""
         self._has_looked = False
 
     def look(self) -> None:
@@ -247,7 +237,6 @@ class Tensors:
 
 
 def _kind(dtype: np.dtype[Any]) -> int:
-    """Return a dtype as `TensorDescription.kind` has it."""
     return _CODES[dtype.kind] | dtype.itemsize * 8 << 8 | _ONE_LANE
 
 
@@ -267,7 +256,6 @@ def _describe_of(tensor: Any) -> int | None:
 
 
 def _array_api() -> Any:
-    """Return the capsule with NumPy's functions of C."""
     return importlib.import_module("numpy._core._multiarray_umath")._ARRAY_API
 
 

@@ -104,8 +104,7 @@ class _AbortHook:
 def one_write() -> Iterator[None]:
     """Collect the output to stderr, and write it in one piece, unless stderr is a terminal.
 
-    Python writes each line of a traceback in parts.  When several ranks print at the same time, the
-    parts of their lines would mix.
+    Python writes each line of a traceback in parts; those of several ranks would mix.
     """
     if os.isatty(2):
         yield
@@ -119,12 +118,11 @@ def one_write() -> Iterator[None]:
 
 
 def is_interactive() -> bool:
-    """Return whether a person types the program: an exception does not end it then."""
+    """Whether a person types the program: an exception does not end it then."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code that the interpreter would choose for a process that `error` ends."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
@@ -156,7 +154,6 @@ def end_job(code: int) -> None:
 
 
 def _ends_at_once() -> bool:
-    """Return whether `end_job` may end this process before it returns."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         return "PMI_FD" in os.environ

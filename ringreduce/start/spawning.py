@@ -30,15 +30,15 @@ class _Copies(ForkingPickler):
 
 
 class RankTraceback(Exception):  # noqa: N818 - it is no error, but the cause of one
-    """The traceback of an exception in the process of a rank, as text."""
+    pass
 
 
 def run(body: Callable[..., Any], ranks: int, arguments: Sequence[Any], *, forks: bool) -> Any:
     """Return what ``body(rank, ranks, *arguments)`` returns on each rank.
 
-    Without `forks` each rank is a new interpreter.  An exception of a rank is raised here, with the
-    traceback of the rank as its cause.  Raises PeerLostError for a rank that ends without a result,
-    and TypeError for arguments that cannot reach a new interpreter.
+    Without `forks` each rank is a new interpreter.  An exception of a rank is raised here, with
+    its traceback as the cause.  Raises PeerLostError for a rank that ends without a result, and
+    TypeError for arguments that cannot reach a new interpreter.
     """
     if not forks:
         _check_importable(arguments)
@@ -63,7 +63,6 @@ def run(body: Callable[..., Any], ranks: int, arguments: Sequence[Any], *, forks
 
 
 def _results(processes: Mapping[Connection, BaseProcess]) -> list[Any]:
-    """Return the results of all ranks.  Raises the exception of the rank that failed."""
     results: list[Any] = [None] * len(processes)
     waiting = {end: rank for rank, end in enumerate(processes)}
     failures: list[BaseException] = []
@@ -104,7 +103,6 @@ def _lost(rank: int, process: BaseProcess) -> PeerLostError:
 
 
 def _check_importable(arguments: Sequence[Any]) -> None:
-    """Raise TypeError unless a new interpreter can import the function and read the arguments."""
     fn, reason, main = arguments[0], "", sys.modules["__main__"]
     if getattr(fn, "__module__", "") == "__main__" and not hasattr(main, "__file__"):
         reason = "no file has its module"
@@ -128,7 +126,6 @@ def _rank(
     ranks: int,
     arguments: Sequence[Any],
 ) -> None:
-    """Be a rank: run the body, and send its result, or its exception with the traceback."""
     die_with_parent(signal.SIGKILL, parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends all
     os.register_at_fork(after_in_child=end.close)  # or this rank would not seem to end

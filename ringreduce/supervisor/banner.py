@@ -63,10 +63,7 @@ class MpiexecWithoutBanner(subprocess.Popen[bytes]):
 
 
 def relay(source: int, target: int) -> None:
-    """Copy the output at a descriptor to another one, without banners, until it ends.
-
-    Raises OSError if a read or a write fails.
-    """
+    """Copy the output at a descriptor to another one, without banners, until it ends."""
     comes = select.poll()
     comes.register(source, select.POLLIN)
     held, ended = b"", False

@@ -47,12 +47,10 @@ DYING_S = 1.0
 def abandoned_files(
     *, since: float = 0.0, directory: Path = SHARED_MEMORY, hydra_files: Path = HYDRA_FILES
 ) -> dict[Path, int]:
-    """Find this user's files of MPI jobs that are gone, written after `since` (Unix time).
+    """Return the bytes of each of this user's files of MPI jobs that are gone, newer than `since`.
 
-    Returns their sizes in bytes.
-
-    A file of hydra counts as abandoned only while no process of hydra runs: the ranks open it for a
-    moment alone, at any time of their start.
+    A file of hydra counts as abandoned only while no process of hydra runs: the ranks open it
+    for a moment alone, at any time of their start.
     """
     found = list(_written(directory, _SHARED_MEMORY_NAME, since))
     if not _hydra_runs():
@@ -68,7 +66,7 @@ def abandoned_files(
 def remove_abandoned_files(
     *, since: float = 0.0, directory: Path = SHARED_MEMORY, hydra_files: Path = HYDRA_FILES
 ) -> dict[Path, int]:
-    """Remove the abandoned files.  Returns those that are removed, with their sizes in bytes."""
+    """Remove the abandoned files; return them with their sizes in bytes."""
     removed = {}
     found = abandoned_files(since=since, directory=directory, hydra_files=hydra_files)
     for path, nbytes in found.items():
@@ -86,12 +84,10 @@ def clean_up_job(
     hydra_files: Path = HYDRA_FILES,
     dying_s: float = DYING_S,
 ) -> None:
-    """Remove the files of the job whose mpiexec had the process id `pid`, once its ranks are gone.
+    """Remove the files of the job, begun at `since`, whose mpiexec `pid` has ended.
 
-    Wait for ranks that are about to end, at most `dying_s` seconds.
-
-    The mpiexec has ended.  `since` is the Unix time at which the job started.  A file that another
-    process has open stays.  No error of the clean-up is raised: it is not worth a job.
+    Waits at most `dying_s` seconds for its ranks to end.  A file that another process has open
+    stays.  No error of the clean-up is raised: it is not worth a job.
     """
     deadline = time.monotonic() + dying_s
     try:
@@ -108,9 +104,9 @@ def clean_up_job(
 def remove_stale_session_directory() -> None:
     """Remove the session directory of an earlier mpiexec that had the process id of this process.
 
-    For a process that is about to become mpiexec.  Open MPI's mpiexec names its session directory
-    by its process id, leaves it behind if it is killed, and does not start if it finds one of this
-    host.
+    For a process that is about to become mpiexec.  Open MPI's mpiexec names its session
+    directory by its process id, leaves it behind if it is killed, and does not start if it
+    finds one of this host.
     """
     with contextlib.suppress(Exception):  # it runs between fork and exec
         left = _session_directory(os.getpid())
@@ -154,10 +150,8 @@ def _hydra_runs() -> bool:
 def _lease(path: Path) -> Iterator[int]:
     """Open a file with a write lease, and yield its descriptor.
 
-    The kernel grants the lease only if no other process has the file open or mapped, whoever the
-    user and whichever the container.  A process that opens the file waits until the lease ends.
-    Raises OSError if the lease is refused, if the file system has no leases, and for a symbolic
-    link.
+    The kernel refuses the lease (OSError) if any process, of any user or container, has the
+    file open or mapped.  A process that opens the file waits until the lease ends.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -19,10 +19,7 @@ from ringreduce.system.proc import command_of
 
 
 class Commands:
-    """The commands that come to this launcher.  Its descriptor, `fileno`, can be read if one has.
-
-    Raises OSError if there can be no socket.
-    """
+    """The commands that come to this launcher."""
 
     def __init__(self) -> None:
         token = os.urandom(16).hex()
@@ -31,10 +28,8 @@ class Commands:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(token)
         self._waiting: Rank | None = None
-        """The sender of the command that is being carried out."""
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
         return self._senders.fileno()
 
     def received(self) -> list[tuple[Rank, int]]:
@@ -51,20 +46,17 @@ class Commands:
         return found
 
     def refuse(self, sender: Rank, text: str, *, is_wrong: bool) -> None:
-        """Answer that a command is wrong, or that it comes too late."""
         sender.connection.send("refused" if is_wrong else "failed", text=text)
 
     def begin(self, sender: Rank) -> None:
-        """Begin to carry out a command; another one that waits is given up."""
+        """Carry out the command of `sender`; another one that waits is given up."""
         self.fail("another command has come")
         self._waiting = sender
 
     def fail(self, text: str) -> None:
-        """Answer that the command cannot be carried out, if one waits."""
         self._answer("failed", text=text)
 
     def done(self, text: str) -> None:
-        """Answer that the command is carried out, if one waits."""
         self._answer("done", text=text)
 
     def close(self) -> None:
@@ -85,10 +77,10 @@ def resized_text(change: Change, step: int, pause_s: float | None) -> str:
 
 
 def scale(job: int, size: int) -> int:
-    """Have the job of a launcher, given its process id, go on with `size` ranks.
+    """Have the job of launcher process `job` go on with `size` ranks, and wait until it does.
 
-    Waits until it does.  Returns the exit code: 1 if it cannot, 2 if there is no such job or if it
-    may not have `size` ranks.
+    Returns the exit code: 1 if the job cannot, 2 if there is no such job or it may not have
+    `size` ranks.
     """
     launcher = _connected(job)
     if launcher is None:
@@ -114,7 +106,6 @@ def jobs() -> list[str]:
 
 
 def _connected(job: int) -> Connection | None:
-    """Return a connection to a launcher; None if there is no such launcher."""
     with contextlib.suppress(OSError, WireError):
         token = socket_folder.token_of(job).read_text()
         return connected(str(socket_folder.commands_of(job)), token)

@@ -30,19 +30,16 @@ _AGAIN_S = 60.0
 
 
 class DiscoveryError(ValueError):
-    """The command has failed; the text says how."""
+    """The command has failed."""
 
 
 class Discovery:
-    """Runs the command, every 5 seconds."""
-
     def __init__(self, command: str) -> None:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         """The command while it runs; `_output` is the file that it writes."""
         self._output: IO[bytes]
         self._has_failed = False
-        """Whether it has failed last time."""
         self._found = -1
         """The slots that it has found last; -1: none yet."""
         self._news_at = 0.0
@@ -51,10 +48,7 @@ class Discovery:
         """When `tick` has something to do: when the command is to run, or must have ended."""
 
     def first(self, rules: Rules) -> int:
-        """Run the command, and return the number of ranks to begin with.
-
-        Raises DiscoveryError if it fails, or if there is room for too few ranks.
-        """
+        """Run the command; return the ranks to begin with.  DiscoveryError if they are too few."""
         process = self._begin()
         try:
             process.wait(_ANSWER_S)
@@ -71,10 +65,7 @@ class Discovery:
         return min(slots, rules.ranks)
 
     def tick(self, now: float) -> int | None:
-        """Run the command if it is time.  Returns the slots of this host, once for each run.
-
-        Raises DiscoveryError if it has failed.
-        """
+        """Run the command if it is time.  Returns the slots of this host, once for each run."""
         process = self._process
         if process is None:
             if now >= self.wakes_at:
@@ -86,7 +77,7 @@ class Discovery:
         return None
 
     def news(self, now: float, complain: Callable[[str], None]) -> int | None:
-        """Run the command if it is time.  Returns the slots that ranks are to follow.
+        """Run the command if it is time, and return the slots that ranks are to follow.
 
         Calls `complain` with the text of the first of several failures in a row.
         """
@@ -104,11 +95,10 @@ class Discovery:
         return None if is_known and now < self._news_at else slots
 
     def put_off(self) -> None:
-        """Take the same slots for no news for a minute: ranks could not start."""
+        """Ignore the same number of slots for a minute: ranks could not start."""
         self._news_at = time.monotonic() + _AGAIN_S
 
     def close(self) -> None:
-        """End the command if it runs."""
         if self._process is not None:
             self._end(self._process, "")
 
@@ -133,7 +123,6 @@ class Discovery:
         return self._process
 
     def _end(self, process: subprocess.Popen[bytes], why: str) -> DiscoveryError:
-        """Kill the command, and return the error that says why."""
         if process.poll() is None:
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user now
                 os.killpg(process.pid, signal.SIGKILL)
@@ -144,7 +133,6 @@ class Discovery:
         return DiscoveryError(f"--discover {self._command!r} {why}")
 
     def _slots(self, process: subprocess.Popen[bytes]) -> int:
-        """Return the slots of this host, from the output of the command, which has ended."""
         self._output.seek(0)
         text, code = self._output.read().decode(errors="replace"), process.returncode
         error = self._end(process, f"ended with exit code {code}")
@@ -155,8 +143,6 @@ class Discovery:
 
 def slots_of(text: str) -> int:
     """Return the slots of this host in the output of the command.
-
-    Raises DiscoveryError for a line that is none, or that names another host.
 
     >>> slots_of("localhost:4")
     4

@@ -31,7 +31,7 @@ from typing import Any
 from ringreduce.config import DEFAULT_TIMEOUT_S
 from ringreduce.errors import counted
 from ringreduce.recovery.saving import Saving
-from ringreduce.recovery.wire import Message
+from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.commands import Commands, resized_text
 from ringreduce.supervisor.discovery import Discovery
@@ -68,8 +68,7 @@ _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 class ElasticSupervisor(Supervisor):
     """Runs a job in as many generations as it takes.
 
-    Raises LaunchError if no mpiexec belongs to this environment's MPI, OSError if there can be no
-    socket, and ValueError if the rules want a live recovery that this MPI does not have.
+    Raises ValueError if the rules want a live recovery that this MPI does not have.
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class ElasticSupervisor(Supervisor):
         self._commands = Commands()
         self._waited.append(self._commands.fileno())
         self._generations: list[Generation] = []
-        """Those whose processes are not all gone."""
+        """Generations with a process that is not gone."""
         self._ended: list[Generation] = []
-        """Those that may have left files behind."""
+        """Generations that may have left files behind."""
         self._next: Generation | None = None
-        """The one that starts beside the present one; None: there is none."""
+        """The generation that starts beside the present one."""
         self._pursue_at: float | None = None
         """When to compare the wanted ranks with the present ones; None: nothing to compare."""
         self._timeout_s = job.timeout_s or _timeout_of(given)
@@ -113,17 +112,13 @@ class ElasticSupervisor(Supervisor):
         self._is_reported = False
         """Whether the state is saved and the user knows how the job has ended."""
         self._has_begun = False
-        """Whether a generation has begun to train."""
         self._losses: list[str] = []
-        """The ranks that were lost since a generation has begun, and how, for the user."""
+        """The ranks that were lost since a generation has begun, and how each ended."""
         self._has_joined = False
-        """Whether a rank has called `elastic`."""
         self._complaints: set[str] = set()
-        """What could not be written: "output" of the ranks, "events"."""
         events.complain = lambda text: self._complain("events", text)
 
     def run(self) -> int:
-        """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
         tell(f"job {os.getpid()}; `ringreduce scale {os.getpid()} N` changes the number of ranks")
         return super().run() or int(bool(self._complaints))
 
@@ -225,7 +220,6 @@ class ElasticSupervisor(Supervisor):
             present.expect_end()
 
     def _handle_mpiexecs(self) -> None:
-        """Look which mpiexecs have ended."""
         super()._handle_mpiexecs()
         for generation in list(self._generations):
             code = generation.process.poll()
@@ -238,7 +232,6 @@ class ElasticSupervisor(Supervisor):
                 self._ended.append(generation)
 
     def _handle_mpiexec(self, code: int) -> None:
-        """Decide what follows the end of the present generation's mpiexec."""
         if self._membership.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
             return
         present, flavour = self._present, self._mpiexec.flavour
@@ -258,7 +251,7 @@ class ElasticSupervisor(Supervisor):
             text = "" if present.is_complete else f"{ended} before all ranks had connected"
             self._end(Decision(Next.STOP, code=exit_code(code, 0), text=text))
 
-    def _handle_message(self, rank: Rank, message: Message) -> None:
+    def _handle_message(self, rank: Rank, message: WireMessage) -> None:
         """Handle a message of a rank.  Those of ranks of earlier generations have no effect."""
         fields, present = message.fields, self._present
         if message.kind == "hello" and rank.connection.token != self._ranks.token:
@@ -306,8 +299,7 @@ class ElasticSupervisor(Supervisor):
         else:
             message.close()
 
-    def _handle_question(self, rank: Rank, message: Message) -> None:
-        """Handle a message whose sender waits for an answer."""
+    def _handle_question(self, rank: Rank, message: WireMessage) -> None:
         fields, shrinks = message.fields, self._membership.phase is Phase.SHRINKING
         if message.kind == "suspect" and not shrinks:
             self._present.suspect(rank, fields["ranks"], stopped=bool(fields["stopped"]))
@@ -323,7 +315,7 @@ class ElasticSupervisor(Supervisor):
         self._answer_all()
 
     def _compare(self, rank: Rank, step: int, seconds: float) -> None:
-        """Compare the time that a rank has computed in a step, and name the ranks that are slow."""
+        """Record the seconds that a rank computed in `step`; report or drop ranks that are slow."""
         present = self._present
         slow = self._paces.told(int(rank.number), step, seconds, present.size)
         for number, (took, median) in slow.items():
@@ -336,34 +328,29 @@ class ElasticSupervisor(Supervisor):
 
     @property
     def _can_spare_one(self) -> bool:
-        """Whether enough ranks are left if one more leaves than those that are to leave."""
+        """Whether enough ranks stay if one leaves besides those that already have to."""
         staying = len(self._present.living) - len(self._present.leaving)
         return self._rules.replace or staying > self._rules.least
 
     def _complain(self, what: str, text: str) -> None:
-        """Say once that something could not be written; the job goes on, and ends with 1."""
+        """Tell the user once that `what` could not be written; the job will end with 1."""
         if what not in self._complaints:
             self._complaints.add(what)
             tell(text)
 
     def _begin_generation(self, ranks: Iterable[Rank], call: int) -> None:
-        """Tell ranks of their generation, and send the state to begin with, if there is one."""
         source = self._held.source(call)
         files = () if source is None else (source.file,)
         for rank in ranks:
             rank.connection.send("member", files, **self._member(), **self._held.regular(call))
 
     def _member(self) -> dict[str, Any]:
-        """Return the number of the present generation, and the change that began it."""
         resize = self._membership.resize
         change = None if resize is None else asdict(resize.change)
         return {"generation": self._present.number, "change": change}
 
     def _started(self, step: int) -> None:
-        """Note that the present generation has begun with the state after this step.
-
-        Its ranks may have made more steps since.
-        """
+        """Note that the present generation has begun with the state after `step` or later."""
         present = self._present
         self._membership.started()
         self._held.drop(present.lost)
@@ -384,7 +371,7 @@ class ElasticSupervisor(Supervisor):
     # --- what all ranks do together ---
 
     def _blame_silent(self) -> None:
-        """Give up the ranks that others wait for: they are stopped, or hang."""
+        """Give up the ranks that have not asked in time: they are stopped, or hang."""
         self._present.asked_until = None
         if silent := self._present.silent:
             self._lose([Lost(int(rank.number), 0) for rank in silent], "stopped")
@@ -433,7 +420,6 @@ class ElasticSupervisor(Supervisor):
             self._pursue()
 
     def _discover(self, now: float) -> None:
-        """Have as many ranks as the command of the user finds room for."""
         if self._discovery is None:
             return
         slots = self._discovery.news(now, lambda text: tell(f"{text}; the ranks stay"))
@@ -447,7 +433,7 @@ class ElasticSupervisor(Supervisor):
         self._pursue()
 
     def _look_at_handover(self, now: float) -> None:
-        """Do what is due for ranks that are to leave, and for the next generation."""
+        """Act on ranks that are overdue, and on the next generation's deadlines."""
         if overdue := self._present.take_overdue():
             lost = [Lost(int(rank.number), int(signal.SIGTERM)) for rank in overdue]
             self._lose(lost, next(iter(overdue.values())))
@@ -459,7 +445,6 @@ class ElasticSupervisor(Supervisor):
             self._give_up_newcomers("they are not ready in time")
 
     def _starts(self, rank: Rank) -> bool:
-        """Return whether a rank belongs to the next generation, which starts."""
         return self._next is not None and rank in self._next.ranks
 
     def _have_leave(self, rank: Rank, cause: str) -> None:
@@ -468,7 +453,7 @@ class ElasticSupervisor(Supervisor):
         self._pursue_at = self._pursue_at or time.monotonic() + _GATHER_S
 
     def _pursue(self) -> None:
-        """Go on towards the ranks that are wanted."""
+        """Ask the membership for the next action towards the wanted ranks."""
         self._pursue_at = None
         self._do(self._membership.pursue(self._present.leaving))
         if self._next is not None and self._next.is_ready:
@@ -476,8 +461,7 @@ class ElasticSupervisor(Supervisor):
         if not self._membership.wants_ranks and self._unwritten is None:
             self._commands.done(f"{counted(self._present.size, 'rank')}, as before")
 
-    def _handle_newcomer(self, rank: Rank, message: Message) -> None:
-        """Handle a message of a rank of the next generation, while it starts."""
+    def _handle_newcomer(self, rank: Rank, message: WireMessage) -> None:
         if message.kind == "join":
             rank.connection.send("member")
         elif message.kind == "ready" and self._next is not None:
@@ -493,7 +477,6 @@ class ElasticSupervisor(Supervisor):
             self._give_up_newcomers(f"rank {end.rank} {end.how or 'is gone'}")
 
     def _give_up_newcomers(self, text: str) -> None:
-        """Go on with the present generation: the next one cannot start."""
         tell(f"no other ranks take over: {text}")
         self._events.write("not_resized", generation=self._present.number, text=text)
         self._membership.unprepared()
@@ -503,7 +486,6 @@ class ElasticSupervisor(Supervisor):
         self._commands.fail(f"no other ranks can start: {text}")
 
     def _prepare(self, size: int) -> None:
-        """Start the next generation beside the present one."""
         self._drop()
         try:
             self._next = self._new_generation(self._present.number + 1, size)
@@ -523,7 +505,6 @@ class ElasticSupervisor(Supervisor):
             self._next = None
 
     def _pause(self) -> None:
-        """Have all ranks pause after the same step."""
         wanted = self._membership.wanted
         if self._next is not None and wanted is not None and not wanted.starts:
             self._drop()  # what has started is not wanted any more
@@ -538,13 +519,11 @@ class ElasticSupervisor(Supervisor):
         self._shrink()
 
     def _leave(self) -> None:
-        """Have all ranks end; all have paused."""
         self._held.revoke()
         self._present.expect_end(self._rules.grace_s)
         self._present.answer(self._present.living, "leave", alone=False)
 
     def _take_over(self, generation: int) -> None:
-        """Let the next generation begin."""
         assert self._next is not None
         self._unwritten = self._membership.resize
         self._present, self._next = self._next, None
@@ -559,7 +538,6 @@ class ElasticSupervisor(Supervisor):
         self._clean_up(0)  # now, for it takes some ms
 
     def _clean_up(self, dying_s: float) -> None:
-        """Remove what ended generations have left behind."""
         for generation in self._ended:
             generation.clean_up(dying_s)
         self._ended.clear()
@@ -567,7 +545,7 @@ class ElasticSupervisor(Supervisor):
     def _write_resize(self, step: int | None, facts: Mapping[str, Any] = _NO_FACTS) -> None:
         """Write the event that began the present generation, unless it is written.
 
-        `step` was committed just now; None: the generation has committed none, and is over.
+        `step` was committed just now; None: the generation ended without a commit.
         """
         if (resize := self._unwritten) is not None:
             self._unwritten = None
@@ -578,7 +556,6 @@ class ElasticSupervisor(Supervisor):
                 self._commands.done(resized_text(resize.change, step, since))
 
     def _judge(self) -> None:
-        """Decide about suspected ranks."""
         if blamed := self._present.blamed:
             self._lose([Lost(int(rank.number), 0) for rank in blamed], "stopped")
             return
@@ -607,7 +584,6 @@ class ElasticSupervisor(Supervisor):
         )
 
     def _do(self, decision: Decision | None) -> None:
-        """Carry out what the membership has decided."""
         if decision is None:
             return
         if decision.kind in (Next.FENCE, Next.SHRINK, Next.PART):
@@ -647,7 +623,6 @@ class ElasticSupervisor(Supervisor):
         self._present = self._new_generation(generation, size)
 
     def _new_generation(self, number: int, size: int) -> Generation:
-        """Start the processes of a generation."""
         self._ranks.token = os.urandom(16).hex()
         command = self._command(replace(self._job, ranks=size), elastic=True)
         # The terminal must not signal mpiexec: the membership decides what follows.
@@ -661,11 +636,10 @@ class ElasticSupervisor(Supervisor):
         present = self._present
         present.answer(present.who_asked("paused"), "raise", text="another rank has left")
         for rank in present.take_suspecting():
-            present.ask(rank, Message("suspect"), self._timeout_s)
+            present.ask(rank, WireMessage("suspect"), self._timeout_s)
         self._answer_all()
 
     def _fence(self) -> None:
-        """Kill the ranks of the present generation, and let none write."""
         self._held.revoke()
         self._present.kill()
 
@@ -693,7 +667,7 @@ class ElasticSupervisor(Supervisor):
 
 
 def _timeout_of(given: Mapping[str, str]) -> float:
-    """Return the timeout of communicators that the user's environment sets, in seconds."""
+    """Return the communicators' timeout in seconds from the user's environment."""
     with contextlib.suppress(ValueError):  # the ranks refuse it
         return float(given.get("RINGREDUCE_TIMEOUT_S", DEFAULT_TIMEOUT_S))
     return DEFAULT_TIMEOUT_S

@@ -38,7 +38,7 @@ class End:
     """The exit code of all ranks if they end in order: mpiexec may kill those that end last."""
 
     def text(self, returncode: int, flavour: Flavour) -> str:
-        """Describe the end; "" if it is not known.  `returncode` is that of mpiexec."""
+        """Describe the end, given mpiexec's `returncode`; "" if it is not known."""
         how, number = self.how, self.signal(returncode, flavour)
         if number:
             how = f"was killed by signal {number} ({signal.Signals(number).name})"
@@ -60,7 +60,7 @@ class End:
 
 
 def end_of(event: Said | Gone) -> End | None:
-    """Return the end of the job that an event is; None if the job goes on."""
+    """Return the end of the job that `event` causes; None if the job goes on."""
     rank = event.rank
     if isinstance(event, Gone):
         return None if rank.reported else End(rank.number, "", event.status)

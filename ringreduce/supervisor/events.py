@@ -15,10 +15,7 @@ from ringreduce.supervisor.membership import Resize
 
 
 class EventFile:
-    """Writes events.  Without a path it writes nothing.
-
-    If an event cannot be written, it writes no more.  Raises OSError if the file cannot be opened.
-    """
+    """Writes events to `path`, if there is one, until a write fails."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._file: TextIO | None = None
@@ -29,7 +26,6 @@ class EventFile:
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # held until close
 
     def write(self, event: str, /, **fields: Any) -> None:
-        """Write a line, with the Unix time."""
         if self._file is not None:
             line = {"event": event, **fields, "time": time.time()}
             try:
@@ -48,8 +44,8 @@ class EventFile:
     ) -> None:
         """Write that a generation follows another.
 
-        `recovered_s` are the seconds from the detection to the next committed step, number `step`;
-        None: there was none.  `facts` are those of the program.
+        `recovered_s`: seconds from the detection to the commit of step `step`; None: there
+        was no commit.
         """
         self.write(
             "resized",
@@ -62,12 +58,10 @@ class EventFile:
         )
 
     def close(self) -> None:
-        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):  # of the line that could not be written
                 file.close()
 
 
-def _nothing(_: str) -> None:
-    """Do nothing."""
+def _nothing(_: str) -> None: ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringreduce.config import LONGEST_S
-from ringreduce.recovery.wire import Message
+from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor.cleanup import clean_up_job
 from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.launcher import start_mpiexec
@@ -56,9 +56,9 @@ class Generation:
     ) -> None:
         self.number, self.size = number, size
         self.ranks: list[Rank] = []
-        """Those that have connected."""
+        """Ranks that have connected."""
         self.lost: list[Rank] = []
-        """Those that were lost while the generation goes on."""
+        """Ranks that were lost while the generation goes on."""
         self.done: set[Rank] = set()
         """The ranks whose program has ended without an error."""
         self.ready: list[Rank] = []
@@ -69,12 +69,12 @@ class Generation:
         """The exit code of that rank, or of all ranks that end in order; 0: not known."""
         self.exiting: list[Rank] = []
         """When a rank was lost: those that were about to end as well."""
-        self.asking: dict[Rank, Message] = {}
-        """What ranks have asked that wait until all others have asked, too."""
+        self.asking: dict[Rank, WireMessage] = {}
+        """The question of each rank that waits for all others to ask."""
         self.asked_until: float | None = None
-        """When ranks count as stopped that have not asked by then; None: no rank waits."""
+        """When ranks that have not asked count as stopped; None: no rank waits."""
         self._suspicions: list[_Suspicion] = []
-        """Those that have no answer yet."""
+        """Suspicions that are not judged yet."""
         self._leaving: dict[Rank, tuple[str, float]] = {}
         """Why a rank is to leave, and when it counts as lost if it has not left by then."""
         self._since = time.time()
@@ -84,13 +84,11 @@ class Generation:
         self.kill_at: float | None = None
         """When `tick` kills mpiexec unless it has ended; None: it may run."""
         self.is_killed = False
-        """Whether `tick` has killed mpiexec."""
         self.process = start_mpiexec(*command, **settings)
 
     # --- its ranks ---
 
     def connect(self, rank: Rank) -> None:
-        """Note that a rank has connected."""
         if self._connect_until is None:
             self._connect_until = time.monotonic() + _CONNECTING_S
         self.ranks.append(rank)
@@ -110,21 +108,18 @@ class Generation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks have connected."""
         return len(self.ranks) == self.size
 
     @property
     def is_gone(self) -> bool:
-        """Whether all ranks that have connected are gone."""
         return all(rank.gone for rank in self.ranks)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the ranks, from rank 0 on."""
         return [rank.pid for rank in sorted(self.ranks, key=lambda rank: int(rank.number))]
 
     def shrink(self, number: int) -> None:
-        """Be generation `number`, without the lost ranks; the others are numbered from 0."""
+        """Become generation `number`, without the lost ranks; the others are numbered from 0."""
         self.number = number
         self.ranks = sorted(self.living, key=lambda rank: int(rank.number))
         self.size = len(self.ranks)
@@ -133,15 +128,14 @@ class Generation:
 
     # --- what its ranks ask together ---
 
-    def ask(self, rank: Rank, message: Message, timeout_s: float) -> None:
-        """Let a rank wait for the others, which have `timeout_s` from the first one that waits."""
+    def ask(self, rank: Rank, message: WireMessage, timeout_s: float) -> None:
+        """Let a rank wait until all ask; the others have `timeout_s` from the first question."""
         if self.asked_until is None:
             self.asked_until = time.monotonic() + min(timeout_s, LONGEST_S)
         self.asking[rank] = message
 
     @property
     def have_all_asked(self) -> bool:
-        """Whether all living ranks wait."""
         return self.asking.keys() >= set(self.living)
 
     @property
@@ -151,28 +145,22 @@ class Generation:
 
     @property
     def asked(self) -> list[tuple[str, int]]:
-        """The kinds of the messages with which the living ranks have asked.
-
-        Each with the size of the communicator that the rank has made; 0: it has made none.
-        """
+        """The kind of each living rank's question, and its new communicator's size; 0: none."""
         asked = (self.asking[rank] for rank in self.living)
         return [(message.kind, int(message.fields.get("size", 0))) for message in asked]
 
     def who_asked(self, kind: str) -> list[Rank]:
-        """Return the ranks that have asked with a message of this kind."""
         return [rank for rank, message in self.asking.items() if message.kind == kind]
 
     def answer(
         self, ranks: Iterable[Rank], kind: str, files: Sequence[int] = (), **fields: Any
     ) -> None:
-        """Answer ranks that wait."""
         ranks = list(ranks)
         self.forget(ranks)
         for rank in ranks:
             rank.connection.send(kind, files, **fields)
 
     def forget(self, ranks: Iterable[Rank]) -> None:
-        """Let these ranks wait no longer."""
         for rank in list(ranks):
             self.asking.pop(rank, None)
         if not self.asking:
@@ -209,12 +197,12 @@ class Generation:
 
     @property
     def leaving(self) -> dict[int, str]:
-        """The number of each living rank that is to leave, with the cause."""
+        """The number of each living rank that has to leave, with the cause."""
         living = self.living
         return {int(r.number): cause for r, (cause, _) in self._leaving.items() if r in living}
 
     def take_overdue(self) -> dict[Rank, str]:
-        """Return the living ranks that should have left by now, once, with the cause."""
+        """Return the living ranks whose time to leave is over, each once, with the cause."""
         now = time.monotonic()
         found = {rank: cause for rank, (cause, until) in self._leaving.items() if now >= until}
         for rank in found:
@@ -235,18 +223,17 @@ class Generation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all its ranks are ready to take over."""
         return len(self.ready) == self.size
 
     @property
     def ready_until(self) -> float | None:
-        """When it must be ready to take over; None: it is."""
+        """Deadline for `is_ready`; None once it is."""
         return None if self.is_ready else self._ready_until
 
     # --- its end ---
 
     def kill(self) -> None:
-        """Kill all ranks, and forget what they want; mpiexec may pass on their last output."""
+        """Kill all ranks; mpiexec may still pass on their last output."""
         self.lost.clear()
         self.forget(self.asking)
         self._suspicions.clear()
@@ -269,21 +256,17 @@ class Generation:
         return self.kill_at
 
     def tick(self, now: float) -> None:
-        """Kill mpiexec if its time is over; its ranks go with it."""
         if self.kill_at is not None and now >= self.kill_at:
             self.is_killed, self.kill_at = True, None
             self.process.kill()
 
     @property
     def lost_mpiexec(self) -> bool:
-        """Whether a signal has ended mpiexec that `tick` has not sent."""
+        """Whether a signal that `tick` has not sent has ended mpiexec."""
         return not self.is_killed and end_of_mpiexec(self.process) < 0
 
     def clean_up(self, dying_s: float) -> None:
-        """Remove the files that the ended generation has left behind.
-
-        Ranks that have not ended get at most `dying_s` seconds to do so.
-        """
+        """Remove the files of the ended generation; its ranks have `dying_s` seconds to end."""
         dying_s = 0 if self.is_complete and self.is_gone else dying_s
         clean_up_job(self.process.pid, since=self._since, dying_s=dying_s)
 
@@ -291,8 +274,8 @@ class Generation:
 def end_of_mpiexec(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code of an mpiexec that has ended, negative for a signal; 0 if it runs.
 
-    If the end has begun, wait for it: mpiexec closes its files first.  Its ranks are killed then,
-    and may be gone before the kernel reports the end of mpiexec.
+    mpiexec closes its files and ends its ranks before the kernel reports its end: wait for
+    that.
     """
     if process.poll() is None and is_exiting(process.pid):
         with suppress(subprocess.TimeoutExpired):

@@ -19,19 +19,17 @@ _VISIBLE_S = 1e-3
 
 
 class HeldFiles:
-    """The memory files of a job."""
-
     def __init__(
         self, folder: Path | None = None, begin: Slots | None = None, every_s: float = 60.0
     ) -> None:
-        """Hold no file; or the one with which the first call begins.
+        """Hold no file; or `begin`, with which the first call begins.
 
-        States of programs that name no folder are saved to `folder`, every `every_s` seconds.
+        States of programs that name no folder are saved to `folder`, every `every_s`
+        seconds.
         """
         self._written: dict[int, list[Slots]] = defaultdict(list)
         """Number of the call -> files of the ranks of the present generation."""
         self._owners: dict[Slots, object] = {}
-        """The rank that writes a file."""
         self.saving: dict[int, Saving] = {}
         """Number of the call -> where its state is saved if the job cannot go on."""
         self._sources: dict[int, Slots] = {}
@@ -44,7 +42,7 @@ class HeldFiles:
         """``(call, step)`` after which all ranks pause; None: they do not."""
 
     def take(self, call: int, file: int, ranks: int, owner: object = None) -> None:
-        """Hold the file of a rank, `owner`, of the present generation, which has `ranks` ranks.
+        """Hold the file of `owner`, a rank of the present generation, which has `ranks` ranks.
 
         Raises ValueError if it is no such file.
         """
@@ -57,26 +55,22 @@ class HeldFiles:
             self._sources.pop(call).close()  # every rank has its own copy
 
     def source(self, call: int) -> Slots | None:
-        """Return the file with which the present generation begins a call; None: there is none."""
         return self._sources.get(call)
 
     def regular(self, call: int) -> dict[str, Any]:
-        """Return the folder for regular checkpoints of a call, and the seconds between them.
-
-        The folder is None if the call has no such checkpoints.
-        """
+        """Return the folder for regular checkpoints of a call, or None, and their interval."""
         saving = self._otherwise if call == 1 else None
         return {"folder": saving and saving.folder, "every_s": self._every_s}
 
     @property
     def step(self) -> int:
-        """Steps that are committed in the last call."""
+        """The number of committed steps of the last call."""
         calls = self._written.keys() | self._sources.keys()
         return max((slots.step for slots in self._of(max(calls))), default=0) if calls else 0
 
     @property
     def committed_at(self) -> float:
-        """When a rank of the present generation has committed last, by the monotonic clock."""
+        """When a rank of the present generation last committed, by the monotonic clock."""
         every = [slots.committed_at for files in self._written.values() for slots in files]
         return max(every, default=0.0)
 
@@ -100,11 +94,10 @@ class HeldFiles:
 
     @property
     def pauses(self) -> bool:
-        """Whether all ranks are to pause."""
         return self._pause is not None
 
     def is_early(self, call: int, step: int) -> bool:
-        """Return whether a rank that pauses after this step of a call has to go on."""
+        """Whether the pause of call `call` is due only after a later step than `step`."""
         if self._pause is None:
             return True
         if call > self._pause[0]:  # this call began after the last was to pause
@@ -112,7 +105,6 @@ class HeldFiles:
         return (call, step) < self._pause
 
     def go_on(self) -> None:
-        """Have no rank pause."""
         if self._pause is not None:
             self._pause = None
             for files in self._written.values():
@@ -127,7 +119,6 @@ class HeldFiles:
                     slots.begin_generation(generation)
 
     def revoke(self) -> None:
-        """Let no rank of the present generation commit any more."""
         for files in self._written.values():
             for slots in files:
                 slots.revoke()
@@ -163,10 +154,7 @@ class HeldFiles:
         self._pause = None
 
     def save(self, generation: int) -> str:
-        """Save the state of the last call, and return a sentence that says so.
-
-        `generation` is the one that was last; its ranks are gone.
-        """
+        """Save the state of the last call after generation `generation`; return a text about it."""
         calls = self._written.keys() | self._sources.keys()
         if not calls:
             return "there is nothing to save"
@@ -182,7 +170,6 @@ class HeldFiles:
         return f"step {slots.step} is saved in {saving.folder}"
 
     def close(self) -> None:
-        """Close all files."""
         for call in self._written.keys() | self._sources.keys():
             for slots in self._of(call):
                 slots.close()
@@ -191,6 +178,5 @@ class HeldFiles:
         self._sources.clear()
 
     def _of(self, call: int) -> list[Slots]:
-        """Return the files of a call, all of them whole."""
         source = self._sources.get(call)
         return [*self._written.get(call, ()), *([source] if source is not None else [])]

@@ -69,10 +69,7 @@ _WITHOUT_MPI = Mpiexec(Path(sys.executable), Flavour.NONE, "")
 
 @dataclass(frozen=True)
 class Job:
-    """The job to start: `ranks` copies of a program.
-
-    Raises ValueError where the fields contradict each other.
-    """
+    """A job of `ranks` copies of a program.  Raises ValueError for contradicting fields."""
 
     ranks: int
     program: tuple[str, ...]
@@ -83,9 +80,8 @@ class Job:
     nodes: tuple[int, ...] = ()
     """The number of ranks of each node, for `ringreduce.init`.  Empty: `init` finds them out."""
     timeout_s: float | None = None
-    """The timeout of the communicators in seconds, above 0.  None: their default."""
+    """Timeout of the communicators in seconds; None: their default."""
     tag_output: bool = False
-    """Whether each line of output begins with its rank."""
     goes_on: bool = False
     """Whether Open MPI lets ranks go on after others are lost."""
     instead_of_gloo: bool = False
@@ -95,7 +91,6 @@ class Job:
     interrupted: Callable[[], str] | None = field(default=None, compare=False)
     """Returns what to print after Ctrl-C, where no rank lives to print it."""
     trace: Path | None = None
-    """The file with the trace of all ranks; None: there is none."""
     threads: int | None = None
     """Threads of each rank's BLAS and Numba.  None: as many as there are cores for a rank."""
 
@@ -129,18 +124,17 @@ class Job:
 
 
 def job_environment() -> dict[str, str]:
-    """Return the launcher's own environment, without the place of another job in it."""
+    """Return the launcher's environment without the place of another job in it."""
     return without(os.environ)
 
 
 def rank_environment(
     job: Job, mpiexec: Mpiexec, given: Mapping[str, str], cores: int, *, root: bool
 ) -> dict[str, str]:
-    """Return the variables to add to `given` for mpiexec and the ranks.
+    """Return the variables to add to `given`, the user's environment, for mpiexec and the ranks.
 
-    `cores` is the number of cores of this host; other hosts are assumed to have as many.  A
-    variable that the user has given keeps its value, unless an option of the command line says
-    otherwise.
+    A variable in `given` keeps its value, unless an option of the command line says otherwise.
+    Other hosts are assumed to have as many `cores` as this one.
     """
     wanted = _thread_counts(given, job.threads or max(1, cores // job.ranks_per_host))
     crowded = job.ranks_per_host > cores
@@ -157,10 +151,7 @@ def rank_environment(
 
 
 def _meeting_place(job: Job, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which ranks of several hosts meet.
-
-    On one host the ranks compute these variables themselves (`system.place.fill`).
-    """
+    """Return the variables by which ranks of several hosts meet; on one, `place.fill` sets them."""
     if not job.hosts:
         return {}
     (first, _), *_ = job.hosts
@@ -205,8 +196,8 @@ def command_line(
 ) -> list[str]:
     """Return mpiexec's command line.
 
-    `given` is the user's environment, `added` the names that the launcher adds.  MPICH and Intel
-    MPI send the whole environment to other hosts, Open MPI only the variables on its command line.
+    `added` names the launcher's own variables: MPICH and Intel MPI send the whole environment
+    to other hosts, Open MPI only the variables on its command line.
     """
     if mpiexec.flavour is Flavour.OPEN_MPI:
         options = _open_mpi_options(job, given, added)
@@ -265,8 +256,8 @@ def prepared(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of mpiexec, and its environment.
 
-    `given` is the user's environment.  The ranks report to the launcher at `address`; "": to none.
-    `elastic`: the job goes on after losses.
+    The ranks report to the launcher at `address`; "": to none.  `elastic`: the job goes on
+    after losses.
     """
     added = rank_environment(job, mpiexec, given, usable(), root=os.geteuid() == 0)
     # An outer job may have set the same variables.
@@ -279,7 +270,7 @@ def prepared(
 
 
 def standard_input() -> int:
-    """Return the descriptor of this process's standard input; of an empty file if it is closed."""
+    """Return the descriptor of standard input; of an empty file if it is closed."""
     return 0 if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
 
 
@@ -297,10 +288,10 @@ def mpiexec_of(job: Job, given: Mapping[str, str]) -> Mpiexec:
 def start_mpiexec(
     argv: list[str], environment: Mapping[str, str], **settings: Any
 ) -> subprocess.Popen[bytes]:
-    """Start mpiexec.  It ends when this process does.
+    """Start mpiexec.  SIGTERM ends it when this process ends.
 
-    It gets SIGTERM then: after SIGKILL it could not end ranks on other hosts, nor clean up.  Raises
-    LaunchError if it does not start.
+    After SIGKILL it could neither end ranks on other hosts nor clean up.  Raises LaunchError if
+    it does not start.
     """
     launcher = os.getpid()
 
@@ -321,10 +312,7 @@ def start_mpiexec(
 
 
 def exit_code(returncode: int, ended_by: int) -> int:
-    """Return 128 + n after signal n, as shells do, else mpiexec's code.
-
-    After a signal each MPI's mpiexec returns another code.
-    """
+    """Return 128 + n after signal n, whatever mpiexec's code is then; else that code."""
     if returncode != 0 and ended_by:
         return 128 + ended_by
     return 128 - returncode if returncode < 0 else returncode

@@ -88,12 +88,10 @@ class Rules:
                 )
 
     def check_size(self, size: int) -> None:
-        """Raise ValueError if a job may not have `size` ranks."""
         if not self.least <= size <= self.most:
             raise ValueError(f"wanted ranks: {size}; --elastic allows {self.least} to {self.most}")
 
     def clamped(self, size: int) -> int:
-        """Return the number of ranks closest to `size` that a job may have."""
         return min(max(size, self.least), self.most)
 
     @property
@@ -103,8 +101,6 @@ class Rules:
 
 
 class Phase(StrEnum):
-    """The state of the job."""
-
     STARTING = "starting"
     """The processes of a generation begin; they have no communicator yet."""
     RUNNING = "running"
@@ -135,10 +131,7 @@ class Lost:
 
 
 class Next(StrEnum):
-    """The kinds of decisions."""
-
     START = "start"
-    """Start a generation."""
     FENCE = "fence"
     """Kill all ranks of the generation, and let none write."""
     SHRINK = "shrink"
@@ -215,8 +208,6 @@ class Resize:
 
 @dataclass
 class Membership:
-    """The state of the decisions."""
-
     rules: Rules
     live: bool = False
     """Whether there is level 1: the MPI goes on after losses."""
@@ -232,7 +223,6 @@ class Membership:
     _wish: tuple[int, str] | None = None
     """``(size, cause)``: a number of ranks that is wanted."""
     _last: Decision | None = None
-    """How the job ends when all ranks have paused; None: it goes on."""
     _last_until: float = 0.0
     """When the job ends though they have not."""
     _lost: list[Lost] = field(default_factory=list)
@@ -254,7 +244,6 @@ class Membership:
     """``(detected_at, detected_s)`` of the next `Resize`."""
 
     def begin(self) -> Decision | None:
-        """Begin the job."""
         return self._start(self.rules.ranks)
 
     def started(self) -> None:
@@ -263,7 +252,7 @@ class Membership:
             self.phase, self._live_until = Phase.RUNNING, None
 
     def finished(self) -> None:
-        """Note that the elastic call is over: a loss from here on relaunches all ranks."""
+        """Note that the elastic call is over: a later loss relaunches all ranks."""
         self.phase, self._level = Phase.STARTING, 2
 
     def stepped(self, step: int) -> None:
@@ -282,7 +271,8 @@ class Membership:
     ) -> Decision | None:
         """Return what follows a loss after `step` committed steps.  No rank: mpiexec was killed.
 
-        Further losses of a generation belong to the first one: MPI kills the other ranks, too.
+        Later losses of the same generation belong to the first: MPI kills the other ranks,
+        too.
         """
         if self.phase not in (Phase.STARTING, Phase.RUNNING, Phase.SHRINKING):
             return None
@@ -332,8 +322,8 @@ class Membership:
     ) -> Decision:
         """Return what follows when all ranks that are left have asked.
 
-        Each has asked with a kind of message, and with the size of the communicator that it has
-        made; 0: it has made none.  `committed_at` is when a rank has committed last.
+        `asked`: the kind of each question, and the size of the asker's new communicator; 0:
+        none.  `committed_at`: time of the latest commit of a rank.
         """
         kinds = {kind for kind, _ in asked}
         if "unable" in kinds:
@@ -359,10 +349,10 @@ class Membership:
         self._wish = (size, cause)
 
     def pursue(self, leaving: Mapping[int, str]) -> Decision | None:
-        """Go on towards the ranks that are wanted.
+        """Return the next action towards the wanted ranks; None: nothing to do.
 
-        `leaving` are the ranks that are to leave, with the cause.  Call it when either has changed,
-        and when a generation has started.
+        `leaving`: ranks that have to leave, with the cause.  Call it when the wish or
+        `leaving` has changed, and when a generation has started.
         """
         if self._last is not None:
             return None
@@ -380,7 +370,6 @@ class Membership:
         return None if is_same else Decision(Next.PREPARE, self.wanted.size)
 
     def _planned(self, leaving: Mapping[int, str]) -> Wanted | None:
-        """Return the generation that is to follow; None: no other one is wanted."""
         if self._wish is not None:
             size, cause = self._wish
             if size == self.size and not leaving:
@@ -401,11 +390,11 @@ class Membership:
 
     @property
     def wants_ranks(self) -> bool:
-        """Whether a number of ranks is wanted that the job does not have yet."""
+        """Whether the wanted number of ranks differs from the present one."""
         return self._wish is not None
 
     def wants_ranks_by_command(self, size: int) -> bool:
-        """Whether a command of the user wants another number of ranks than `size`."""
+        """Whether a command of the user wants a number of ranks other than `size`."""
         return self._wish is not None and self._wish[1] == "command" and self._wish[0] != size
 
     def prepared(self) -> Decision | None:
@@ -417,7 +406,7 @@ class Membership:
         )
 
     def unprepared(self) -> None:
-        """Want no other generation: its processes cannot start."""
+        """Drop the wanted generation: its processes cannot start."""
         self.wanted = self._wish = None
 
     def end_after_step(self, stop: Decision, now: float) -> Decision | None:
@@ -445,7 +434,7 @@ class Membership:
 
     @property
     def left(self) -> int:
-        """Ranks of the generation that are not lost."""
+        """Number of ranks of the generation that are not lost."""
         return self.size - len(self._lost)
 
     def fenced(self, now: float) -> Decision | None:
@@ -483,7 +472,6 @@ class Membership:
 
     @property
     def wakes_at(self) -> float | None:
-        """When `tick` has something to do; None: never."""
         if self.phase is Phase.ENDED:
             return None
         if self._last is not None:
@@ -493,7 +481,6 @@ class Membership:
         return self._live_until if self.phase in (Phase.SHRINKING, Phase.STARTING) else None
 
     def end(self) -> None:
-        """Let no generation follow."""
         self.phase = Phase.ENDED
 
     def _lose_step(self, now: float, step: int) -> None:
@@ -522,7 +509,6 @@ class Membership:
         return Decision(Next.START, size, self.generation)
 
     def _next(self, size: int, level: int) -> None:
-        """Begin the next generation."""
         if self.generation:
             change = Change(
                 before=self.size,

@@ -32,7 +32,6 @@ ANSWER_S = 60
 
 
 def no_mpi_text(reason: object) -> str:
-    """Say that mpi4py cannot be loaded, for what `reason`, and what to install."""
     return f"mpi4py finds no MPI in {sys.executable}: {reason}. Do: {INSTALL}"
 
 
@@ -41,12 +40,10 @@ class LaunchError(RingReduceError):
 
 
 class NoMpiError(LaunchError):
-    """There is no MPI here that mpi4py loads, or no mpiexec of any MPI."""
+    """mpi4py loads no MPI here, or there is no mpiexec."""
 
 
 class Flavour(StrEnum):
-    """The MPIs whose mpiexec the launcher can use."""
-
     OPEN_MPI = "Open MPI"
     MPICH = "MPICH"
     INTEL = "Intel MPI"
@@ -55,7 +52,6 @@ class Flavour(StrEnum):
 
     @property
     def is_hydra(self) -> bool:
-        """Whether its mpiexec is hydra."""
         return self in (Flavour.MPICH, Flavour.INTEL)
 
 
@@ -86,8 +82,6 @@ class Mpiexec:
 def identify(text: str) -> tuple[Flavour, str] | None:
     """Find flavour and version in the output of `mpiexec --version` or MPI_Get_library_version.
 
-    None for an unknown MPI.
-
     >>> identify("mpiexec (Open MPI) 5.0.11")
     (<Flavour.OPEN_MPI: 'Open MPI'>, '5.0.11')
     """
@@ -106,7 +100,7 @@ def installed_wheels() -> list[str]:
 def answered(
     argv: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command for what it prints, to its end.  Raises TimeoutExpired if that takes long."""
+    """Run a command for its output, to its end.  Raises TimeoutExpired after `ANSWER_S`."""
     return subprocess.run(
         argv,
         env=environment,
@@ -119,7 +113,7 @@ def answered(
 
 
 def library_version() -> str:
-    """Return what MPI_Get_library_version says, called in a separate process without MPI_Init.
+    """Return MPI_Get_library_version, called in a separate process without MPI_Init.
 
     Raises LaunchError where mpi4py or its MPI cannot be loaded.
     """
@@ -154,9 +148,8 @@ def find_mpiexec(
 ) -> Mpiexec:
     """Find the mpiexec of the MPI that mpi4py loads in the environment at `prefix`.
 
-    `search_path` is a list of directories in the form of PATH.  `wheels` lists the installed MPI
-    wheels, `library` returns the version text of the MPI.  Raises LaunchError, which names each
-    mpiexec that was found, and what to install; NoMpiError where there is none, or no MPI.
+    `search_path` has the form of PATH.  Raises LaunchError, which names each mpiexec that was
+    found, and what to install; NoMpiError where there is none, or no MPI.
     """
     own = prefix / "bin" / "mpiexec"
     if own.exists() and len(wheels()) == 1 and _has_mpi4py():

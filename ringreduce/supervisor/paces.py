@@ -9,22 +9,19 @@ _TIMES, _RUNNING = 2.0, 3
 
 
 class Paces:
-    """The measured times of all ranks of a generation."""
-
     def __init__(self) -> None:
         self._step = 0
         self._times: dict[int, float] = {}
-        """Rank -> seconds that it has computed in this step."""
+        """Rank -> seconds of computing in this step."""
         self._strikes: dict[int, int] = {}
-        """Rank -> how often running it was slow."""
+        """Rank -> number of measured steps in a row in which it was slow."""
 
     def told(
         self, rank: int, step: int, seconds: float, ranks: int
     ) -> dict[int, tuple[float, float]]:
         """Record that `rank` computed for `seconds` in `step`.
 
-        Returns the ranks that are slow now and were not before: the seconds of each, and the
-        median.  Of an even number of ranks the lower median counts.
+        Returns the newly slow ranks: the seconds of each, and the (lower) median.
         """
         if step > self._step:
             self._step, self._times = step, {}

@@ -1,13 +1,12 @@
-"""The ranks of a job, as their launcher sees them: what they say, and when their processes end.
+"""The ranks of a job, as their launcher sees them: their messages, and the ends of their processes.
 
-A rank connects to a socket of the launcher.  A killed rank can say nothing: the kernel tells the
-launcher that its process is gone.  The kernel lists the ends in their order, even if the launcher
-is late.  Ranks on other hosts cannot connect.
+A rank connects to a socket of the launcher.  A killed rank sends nothing: the kernel reports the
+end of its process.  Ranks on other hosts cannot connect.
 
-When a process ends, the kernel closes its files, and reports the process as gone a moment later.
-MPI's process manager sees the closed files, and kills the other ranks.  Another rank may then be
-gone before the first one.  So the order in which ranks close their connections is the order of the
-ends.
+When a process ends, the kernel closes its files, and reports the end a moment later.  In between
+MPI's process manager sees the closed files and kills other ranks, whose ends may be reported first.
+So the order in which ranks close their connections, which the kernel keeps even if the launcher is
+late, is the order of the ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringreduce.recovery.wire import Connection, Message, WireError
+from ringreduce.recovery.wire import Connection, WireError, WireMessage
 from ringreduce.system.proc import is_exiting, status_of
 from ringreduce.system.unix_sockets import peer_process
 
@@ -30,18 +29,14 @@ ENDING_S = 1.0
 
 @dataclass(eq=False)
 class Rank:
-    """A rank, as the launcher sees it."""
-
     connection: Connection
     pid: int
     number: str = ""
-    """Its number; "" before its first message."""
     reported: bool = False
     """Whether it has reported how it ends."""
     process: int | None = field(default=None, repr=False)
     """The descriptor of its process; None if the process is gone, or `Ranks` has forgotten it."""
     gone: bool = False
-    """Whether its process is gone."""
 
     @property
     def is_exiting(self) -> bool:
@@ -49,28 +44,23 @@ class Rank:
         return is_exiting(self.pid)
 
     def send(self, number: int) -> None:
-        """Send its process a signal.  A process that gets the same number later is safe."""
+        """Send a signal to its process, and to no later process of the same id."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.process, number)
 
     def kill(self) -> None:
-        """Kill its process."""
         self.send(signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Said:
-    """A rank sent a message."""
-
     rank: Rank
-    message: Message
+    message: WireMessage
 
 
 @dataclass(frozen=True)
 class Gone:
-    """The process of a rank has ended."""
-
     rank: Rank
     status: int | None
     """Its status, as for ``os.waitstatus_to_exitcode``; None if not known."""
@@ -79,7 +69,7 @@ class Gone:
 class Ranks:
     """Listens to the ranks that connect, and watches their processes.
 
-    It is ready to be read (`fileno`) when `happened` has something to return.
+    `fileno` can be read when `happened` has something to return.
     """
 
     def __init__(self, listening: socket.socket, token: str, stdin: int | None = None) -> None:
@@ -94,20 +84,18 @@ class Ranks:
         self._closings = select.epoll()
         """Lists the connections in the order in which ranks close them, whatever is unread."""
         self._ranks: dict[int, Rank] = {}
-        """By the descriptor of its connection, and by that of its process."""
+        """By the descriptor of the rank's connection, and by that of its process."""
         self._closed: list[Rank] = []
-        """The ranks that have closed their connections, in this order."""
+        """The ranks that have closed their connections, in the order in which they closed them."""
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
         return self._events.fileno()
 
     def known(self) -> list[Rank]:
-        """Return the ranks that have connected and were not forgotten."""
         return list(dict.fromkeys(self._ranks.values()))
 
     def happened(self) -> Iterator[Said | Gone]:
-        """Yield all that has happened, in its order."""
+        """Yield the messages and ends since the last call, in their order."""
         while ready := self._events.poll(0):
             self._note_closings()
             for descriptor, _ in ready:
@@ -117,7 +105,6 @@ class Ranks:
                     yield from self._handle(descriptor, rank)
 
     def forget(self, rank: Rank) -> None:
-        """Close the connection of a rank, and watch its process no longer."""
         if rank in self._closed:
             self._closed.remove(rank)
         for descriptor in (rank.connection.socket.fileno(), rank.process):
@@ -130,7 +117,6 @@ class Ranks:
             rank.process = None
 
     def close(self) -> None:
-        """Forget all ranks, and listen no longer."""
         for rank in self.known():
             self.forget(rank)
         self._events.close()
@@ -218,7 +204,6 @@ class Ranks:
 
 
 def _is_ready(descriptor: int, within_s: float) -> bool:
-    """Whether a descriptor can be read within `within_s`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(within_s * 1000))

@@ -31,7 +31,7 @@ class Signals:
         heeded = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
         self._heeded = heeded | {signal.SIGCHLD}
         self._came: list[int] = []
-        """Those that another thread got."""
+        """Signals that another thread got."""
         self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = {
             number: signal.signal(number, lambda came, _: self._came.append(came))
@@ -44,10 +44,7 @@ class Signals:
         return self
 
     def taken(self) -> list[tuple[int, bool]]:
-        """Return the signals that have come since the last call.
-
-        With each, whether the terminal has sent it to all processes of this one's group.
-        """
+        """Return the new signals; with each, whether the terminal sent it to the whole group."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._pipe[0], 4096)
         came = [(number, False) for number in self._came]
@@ -67,7 +64,7 @@ class Signals:
 
 
 def heed_again() -> None:
-    """Let signals do to this process what they do to any: for a child, before its program."""
+    """Restore the default effects of signals: for a child, before its program."""
     for number in (*PASSED_ON, signal.SIGCHLD):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -17,10 +17,7 @@ from ringreduce.system.proc import start_of
 
 
 def folder() -> Path:
-    """Return the folder; make it if it is missing.
-
-    Raises PermissionError if somebody else owns it or can enter it.
-    """
+    """Return the folder, made if missing.  PermissionError if others own it or can enter it."""
     path = Path(tempfile.gettempdir()) / f"ringreduce-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -32,22 +29,18 @@ def folder() -> Path:
 
 
 def socket_of(launcher: int) -> Path:
-    """Return the path of a launcher's socket for its ranks, given its process id."""
     return folder() / f"{launcher}.socket"
 
 
 def commands_of(launcher: int) -> Path:
-    """Return the path of a launcher's socket for commands of the user."""
     return folder() / f"{launcher}.commands"
 
 
 def token_of(launcher: int) -> Path:
-    """Return the path of the file with the token of the commands."""
     return folder() / f"{launcher}.token"
 
 
 def bound(path: Path) -> socket.socket:
-    """Return a socket that is bound to a path in the folder."""
     while True:
         with contextlib.suppress(FileNotFoundError):  # another launcher has removed the folder
             folder()
@@ -66,7 +59,6 @@ def prepare(launcher: int) -> None:
 
 
 def remove(launcher: int) -> None:
-    """Remove the files of a launcher, and the folder if it is empty."""
     for path in (socket_of(launcher), commands_of(launcher), token_of(launcher)):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):

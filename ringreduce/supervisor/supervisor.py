@@ -36,9 +36,8 @@ def run(job: Job) -> int:
     """Run the job to its end.  Returns its exit code; 128 + n if signal n ended it or a rank.
 
     If a rank ends the job, prints which one, and how, unless there are `hosts`.  For the main
-    thread: the signals that arrive meanwhile are sent on to mpiexec.  Ranks of this host start
-    without MPI where there is none.  Raises LaunchError if no mpiexec belongs to this environment's
-    MPI, or if other hosts need one.
+    thread: the signals that arrive meanwhile are sent on to mpiexec.  Raises LaunchError if no
+    mpiexec belongs to this environment's MPI, or if other hosts need one.
     """
     given = job_environment()
     mpiexec, stdin = mpiexec_of(job, given), standard_input()
@@ -61,20 +60,15 @@ class Supervisor:
         *,
         forwards: bool = False,
     ) -> None:
-        """`given` is the user's environment.  `ranks` listens at `address`.
-
-        `forwards`: mpiexec reads the standard input for rank 0.
-        """
+        """`given` is the user's environment; `forwards`: mpiexec reads the standard input."""
         self._job, self._given, self._mpiexec, self._address = job, given, mpiexec, address
         self._ranks, self._forwards = ranks, forwards
         self._waited: list[int] = [ranks.fileno()]
-        """Descriptors that are waited for, besides those of signals."""
+        """Descriptors to wait for, besides those of signals."""
         self._present: Generation
-        """The generation that runs."""
         self._ended_by = 0
-        """The signal that was to end the job; 0: there was none."""
+        """The signal that had to end the job; 0: there was none."""
         self._stop: Decision | None = None
-        """How the job ends; None: it goes on."""
 
     def run(self) -> int:
         """Run the job to its end.  Returns the exit code; 128 + n after signal n."""
@@ -93,18 +87,15 @@ class Supervisor:
     # --- what a job that goes on after losses does in another way ---
 
     def _begin(self) -> None:
-        """Start the first generation."""
         stdin = None if self._forwards else subprocess.DEVNULL
         self._present = Generation(1, self._job.ranks, self._command(self._job), stdin=stdin)
 
     @property
     def _goes_on(self) -> bool:
-        """Whether there is something to wait for."""
         return self._stop is None
 
     @property
     def _wakes(self) -> Sequence[float | None]:
-        """When something is due; None: never."""
         return [self._present.kill_at]
 
     def _handle_signal(self, number: int, *, is_terminals: bool) -> None:
@@ -116,7 +107,6 @@ class Supervisor:
             self._present.process.send_signal(_PASSED_AS.get(signal.Signals(number), number))
 
     def _handle_event(self, event: Said | Gone) -> None:
-        """Note what a rank has said, or how it has ended."""
         present = self._present
         present.bug = present.bug or end_of(event)
         if isinstance(event, Said):
@@ -137,16 +127,14 @@ class Supervisor:
         self._stop = Decision(Next.STOP, code=exit_code(code, ended_by), text=text)
 
     def _handle_time(self, now: float) -> None:
-        """Do what is due."""
         self._present.tick(now)
 
     def _report(self, stop: Decision) -> None:
-        """Say how the job has ended."""
         if stop.text:
             tell(stop.text)
 
     def _clean_up(self, dying_s: float) -> None:
-        """Remove what a failed job has left behind; its ranks end within `dying_s`."""
+        """Remove the files of a failed job, whose ranks end within `dying_s`."""
         if self._present.process.returncode != 0 and not self._job.hosts:
             self._present.clean_up(dying_s)
 
@@ -156,7 +144,6 @@ class Supervisor:
     # --- what every job does ---
 
     def _turn(self, signals: Signals) -> None:
-        """Wait until something happens, and handle it."""
         at = min((each for each in self._wakes if each is not None), default=None)
         left = None if at is None else max(0.0, at - time.monotonic())
         select.select([*self._waited, *signals.woken], [], [], left)
@@ -171,7 +158,6 @@ class Supervisor:
             self._handle_event(event)
 
     def _handle_mpiexecs(self) -> None:
-        """Look whether mpiexec has ended."""
         present, code = self._present, self._present.process.poll()
         if code is not None and self._stop is None:
             self._handle_ranks()  # the ends of ranks came before, and tell more than the code
@@ -179,11 +165,9 @@ class Supervisor:
                 self._handle_mpiexec(code)
 
     def _command(self, job: Job, *, elastic: bool = False) -> tuple[list[str], dict[str, str]]:
-        """Return the command line and the environment of an mpiexec."""
         token = self._ranks.token
         return prepared(job, self._mpiexec, self._given, self._address, token, elastic=elastic)
 
 
 def tell(text: str) -> None:
-    """Tell the user."""
     print_error(f"ringreduce: {text}")

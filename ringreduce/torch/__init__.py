@@ -2,12 +2,11 @@
 
 `import torch` registers the backend (`registration`).  A process group (`group`) turns each
 collective of torch into calls of a communicator, on views of the tensors (`tensors`), and returns a
-Work (`works`).  `calling` accepts all forms of these calls, and shows them in torch's profiler.
-`attributes` has what torch reads of a group, `ops` the reductions, `lists` the lists of tensors.
-`sparse` adds sparse tensors.  `functional` has operators that compiled code calls, and `modes` has
-torch's debug modes count collectives.  `memory` makes tensors in registered memory, and `shared`
-moves tensors there.  `hooks` has a hook for DistributedDataParallel.  `gloo` puts the backend in
-the place of Gloo.
+Work (`works`).  `calling` accepts all forms of these calls, and shows them in torch's profiler and
+debug modes.  `attributes` has what torch reads of a group, `reductions` the ops and the sparse
+tensors, `lists` the lists of tensors, `functional` operators that compiled code calls.  `memory`
+makes tensors in registered memory, and `shared` moves tensors there.  `hooks` has a hook for
+DistributedDataParallel.  `gloo` puts the backend in the place of Gloo.
 """
 
 from importlib import import_module

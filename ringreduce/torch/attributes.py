@@ -18,7 +18,6 @@ class NamedGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch has no types
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
     def __init__(self, rank: int, size: int, backend: str, name: str) -> None:
-        """`backend` and `name` are the names of the backend and of the group."""
         super().__init__(rank, size)
         self._rank, self._size, self._backend = rank, size, backend
         self._name, self._description = name, "undefined"

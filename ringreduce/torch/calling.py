@@ -1,7 +1,11 @@
-"""How torch and its users call a process group, and what `torch.profiler` shows of the calls.
+"""How torch and its users call a process group, and what its profiler and debug modes show.
 
 torch.distributed passes lists of tensors, and an object with options.  A program that calls the
 group itself may leave the options out, and may pass single tensors: ``group.broadcast(tensor, 0)``.
+
+For other backends torch's dispatcher shows the operator of each collective to modes such as
+`CommDebugMode`, which counts them.  torch calls a group in Python without the dispatcher, so
+`in_modes` shows an object like the operator.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame
 from torch.autograd import profiler
+from torch.distributed import distributed_c10d  # noqa: F401 - it makes the operators c10d
+from torch.utils import _python_dispatch
 
 from ringreduce.errors import counted
-from ringreduce.torch.modes import in_modes, modes_are_active
 
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Values that programs pass in place of options: the fields of the options that hold them."""
@@ -58,14 +63,11 @@ def collective(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a method of a process group callable in all forms that torch's own groups accept.
 
-    A profiler shows a call as ``ringreduce:<shown> <bytes> B``, from its start to its end.
-    The bytes are those of its tensors of input or of output on this rank, whichever are more.
-
-    Args:
-        shown: the name of the collective.
-        options: torch's class of options, which the method takes last; None: it takes none.
-        values: what may be passed in place of the options, in this order: keys of `_FIELDS`.
-        of_lists: whether the method takes lists of tensors, in whose place tensors may be passed.
+    A profiler shows a call as ``ringreduce:<shown> <bytes> B``: the bytes of its input or its
+    output on this rank, whichever are more.  `options` is torch's class of options, which the
+    method takes last; `values` are the keys of `_FIELDS` that may be passed in its place, in
+    this order.  `of_lists`: the method takes lists of tensors, in whose place tensors may be
+    passed.
     """
 
     def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,9 +104,8 @@ def _with_named(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move the arguments that were passed by torch's names to their places among `args`.
 
-    `names` are the names of a method's parameters, without the options.  Returns all arguments that
-    have a place, and the others by name.  Raises TypeError if an argument is missing or was passed
-    twice.
+    Returns all arguments that have a place among `names`, and the others by name.  Raises
+    TypeError if an argument is missing or was passed twice.
     """
     given, others = {}, {}
     for name, value in named.items():
@@ -134,7 +135,7 @@ def _with_options(
 ) -> tuple[Any, ...]:
     """Return the arguments of a method: `tensors` arguments, which hold tensors, and the options.
 
-    `args` and `named` are what a program passed.  Raises TypeError for what torch does not know.
+    Raises TypeError for what torch does not know.
     """
     given, passed = list(args[:tensors]), args[tensors:]
     if "opts" in named and passed:
@@ -160,7 +161,6 @@ def _with_options(
 
 
 def _profile(shown: str, method: Callable[..., Any], group: Any, *args: Any) -> Any:
-    """Make a call, and have a profiler show it until it is over."""
     nbytes = max((sum(map(_bytes_of, _tensors_of(each))) for each in args), default=0)
     over: Any = torch.futures.Future()
     began_under = _starts.number
@@ -188,3 +188,45 @@ def _tensors_of(argument: Any) -> list[Any]:
 def _bytes_of(tensor: Any) -> int:
     values = tensor._values() if tensor.is_sparse else tensor
     return int(values.nbytes)
+
+
+_OPERATORS = {
+    "all_gather_single": "_allgather_base_",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "recv_anysource": "recv_any_source_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
+    "send": "send",
+}
+"""The operators of some methods.  For any other method it is the name of the method and ``_``."""
+modes_are_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+class _Operator:
+    """A call of a group, in place of torch's operator for the same collective."""
+
+    def __init__(self, method: str, call: Callable[..., Any]) -> None:
+        self._overloadpacket = getattr(torch.ops.c10d, _OPERATORS.get(method, f"{method}_"))
+        self._call = call
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return self._call(*args)
+
+    def __str__(self) -> str:
+        return str(self._overloadpacket.default)
+
+
+def in_modes(method: str, call: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Make a call, and have each `CommDebugMode` that is active count it."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for mode in _python_dispatch._get_current_dispatch_mode_stack():
+        if isinstance(mode, CommDebugMode):
+            call = partial(_in_mode, mode, _Operator(method, call))
+    return call(*args)
+
+
+def _in_mode(mode: Any, operator: _Operator, *args: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args)

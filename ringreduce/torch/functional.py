@@ -18,10 +18,7 @@ _NAMESPACE = torch.ops._c10d_functional
 
 
 def register_kernels() -> Any:
-    """Use these kernels for tensors on the CPU, for as long as the result is kept.
-
-    Then the groups of all backends use these kernels.
-    """
+    """Have groups of all backends use these kernels on the CPU, while the result is kept."""
     library = torch.library.Library(_NAMESPACE.name, "IMPL", "CPU")
     for kernel in all_gather_into_tensor_out, batch_p2p_ops:
         if hasattr(_NAMESPACE, kernel.__name__):  # torch 2.9 has the first alone
@@ -45,10 +42,8 @@ def batch_p2p_ops(
 ) -> list[Any]:
     """Send tensors ("isend") and receive tensors ("irecv").
 
-    Returns for each operation the tensor that it receives, or an empty one if it sends.
-    `wait_tensor` waits for such a tensor, or for one that is sent.
-
-    Raises ValueError for another operation.
+    Returns the received tensor of each operation, or an empty one for a send.  `wait_tensor`
+    waits for either.  Raises ValueError for another operation.
     """
     for op in ops:
         if op not in ("isend", "irecv"):

@@ -29,11 +29,10 @@ from ringreduce.torch.lists import (
     pieces_of,
     room_for,
 )
-from ringreduce.torch.ops import prepare, prepare_copy
+from ringreduce.torch.reductions import add_entries, prepare, prepare_copy, sparse_calls
 from ringreduce.torch.shared import LEAST_BYTES, SharedStorages
-from ringreduce.torch.sparse import add_entries, sparse_calls
 from ringreduce.torch.tensors import array_of, check, check_list, is_as_in_memory
-from ringreduce.torch.works import AsyncWork, FinishedWork, Message, seconds_of
+from ringreduce.torch.works import AsyncWork, FinishedWork, TensorMessage, seconds_of
 
 _log = logging.getLogger("ringreduce.torch")
 _WAITS_S = 0.01
@@ -45,9 +44,7 @@ _BACKWARD = torch.autograd.graph.__name__
 """The module whose functions run backward passes."""
 _PACKAGE = __name__.rpartition(".")[0]
 _DONE = FinishedWork()
-"""The Work of all calls that are over when they return.  It keeps no tensors."""
 _KERNELS = register_kernels()
-"""This object keeps the kernels registered."""
 
 
 class RingReduceGroup(NamedGroup):
@@ -56,8 +53,7 @@ class RingReduceGroup(NamedGroup):
     def __init__(self, options: Any, backend: str, moves: bool) -> None:
         """Connect the ranks by the store in `options`.  Collective among them.
 
-        `backend` is the name of the backend.  `moves`: tensors that are reduced again are moved to
-        registered memory.
+        `moves`: tensors that are reduced again are moved to registered memory.
         """
         rank, size = options.group_rank, options.group_size
         super().__init__(rank, size, backend, options.group_id)
@@ -70,7 +66,6 @@ class RingReduceGroup(NamedGroup):
         if is_forgettable(self.comm):
             end_at_exit_by(self.comm, partial(self._end, "the program"))
         self.storages = SharedStorages(self.comm) if size > 1 else None
-        """The storages in registered memory."""
         self._moves = moves
 
     # --- reductions ---
@@ -176,7 +171,6 @@ class RingReduceGroup(NamedGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _views_to_scatter(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the arrays over an input and an output, checked.  Sends nothing."""
         x = array_of("reduce_scatter", input, writes=False, reduces=True).reshape(-1)
         out = array_of("reduce_scatter", output, writes=True)
         if x.size != self._size * out.size:
@@ -261,7 +255,6 @@ class RingReduceGroup(NamedGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _views_to_gather(self, output: Any, input: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return the arrays over an input and an output, checked.  Sends nothing."""
         x = array_of("all_gather", input, writes=False).reshape(-1)
         out = array_of("all_gather", output, writes=True)
         if out.size != self._size * x.size:
@@ -357,7 +350,7 @@ class RingReduceGroup(NamedGroup):
     def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
         (tensor,) = tensors
         x = array_of("send", tensor, writes=False).reshape(-1)
-        return Message(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
+        return TensorMessage(self.comm.send(x, peer, tag, async_op=True), tensors, self._rank)
 
     @collective("recv")
     def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
@@ -379,7 +372,7 @@ class RingReduceGroup(NamedGroup):
         if self.comm.is_received_into(room):
             room = np.empty_like(room)
         copy = None if np.may_share_memory(room, out) else partial(deliver, [out])
-        return Message(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
+        return TensorMessage(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
 
     # --- barriers, the end ---
 
@@ -401,8 +394,8 @@ class RingReduceGroup(NamedGroup):
     def _end(self, place: str, seconds: float) -> bool:
         """End the group at the end of `place`; return whether other ranks were gone.
 
-        Waits for the other ranks for at most `seconds`.  Over MPI it waits until the timeout: a
-        broken group of MPI ends the process.
+        Waits for the others for at most `seconds`; over MPI until the timeout: a broken
+        group ends the process.
         """
         comm, others_gone = self.comm, False
         may_break, had_errors = is_forgettable(comm), comm.broken or comm.busy
@@ -443,15 +436,13 @@ _ENDED = "its process group was destroyed"
 
 
 def _how(opts: Any) -> dict[str, Any]:
-    """Return what torch's options ask of a call: its timeout, and whether to wait for it."""
     return {"timeout_s": seconds_of(opts.timeout), "async_op": opts.asyncOp}
 
 
 def _is_of_a_bucket() -> bool:
-    """Return whether DistributedDataParallel calls `allreduce`, on one of its buckets.
+    """Return whether DistributedDataParallel calls `allreduce` on a bucket, in a backward pass.
 
-    DDP calls it from the backward pass.  No other library keeps the address of a bucket, and no
-    program resizes a bucket.
+    No other library keeps the address of a bucket, and no program resizes a bucket.
     """
     # The caller is the first function outside this package: with a profiler, more functions of this
     # package are between.
@@ -472,11 +463,7 @@ def _work(
     calls: Sequence[Any] = (),
     deliver: Callable[..., None] | None = None,
 ) -> Any:
-    """Return the Work of calls on tensors.
-
-    `calls` are their results, or their Works if torch does not wait at once.  `deliver` copies the
-    results to the tensors.
-    """
+    """Return the Work of `calls`, results or Works; `deliver` copies the results to `tensors`."""
     if opts.asyncOp:
         return AsyncWork(calls, tensors, deliver)
     if deliver is not None:

@@ -15,7 +15,6 @@ def check_alike(where: str, arrays: Sequence[np.ndarray]) -> None:
 
 
 def check_dtypes(where: str, arrays: Sequence[np.ndarray]) -> None:
-    """Check that arrays have one dtype.  Raises ValueError."""
     dtypes = dict.fromkeys(str(array.dtype) for array in arrays)
     if len(dtypes) > 1:
         raise ValueError(f"{where}: the tensors have {', '.join(dtypes)}; all need one dtype")
@@ -56,7 +55,6 @@ def deliver(outs: Sequence[np.ndarray], found: np.ndarray) -> None:
 
 
 def deliver_all(every: Sequence[Sequence[np.ndarray]], *found: np.ndarray) -> None:
-    """Copy the parts of each result to its list of arrays."""
     for outs, result in zip(every, found, strict=True):
         deliver(outs, result)
 

@@ -98,7 +98,6 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
 
 
 def _groups() -> list[Any]:
-    """Return this rank's groups of this backend."""
     from ringreduce.torch.group import RingReduceGroup
 
     return [group for group in c10d._world.pg_map if isinstance(group, RingReduceGroup)]

@@ -54,7 +54,7 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _asked_for() -> dict[str, str]:
-    """Return by device the backends of the group, which torch does not pass to `_create`."""
+    """Return the backends of the group by device, which torch does not pass to `_create`."""
     from torch.distributed.distributed_c10d import BackendConfig
 
     frame = sys._getframe()

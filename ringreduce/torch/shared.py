@@ -46,8 +46,6 @@ _COPIED: dict[int, StorageWeakRef] = {}
 
 
 class SharedStorages:
-    """The storages of tensors that a group has moved to registered memory."""
-
     def __init__(self, comm: rr.Communicator) -> None:
         self._comm = comm
         self._moved: dict[int, tuple[StorageWeakRef, np.ndarray]] = {}
@@ -56,10 +54,9 @@ class SharedStorages:
         """By address: storages that were reduced once."""
 
     def array_of(self, tensor: Any, *, moves: bool) -> np.ndarray | None:
-        """Return an array in registered memory over a contiguous tensor that is to be reduced.
+        """Return an array in registered memory over a contiguous tensor; None if it is not there.
 
-        Returns None if the tensor's storage is not there.  With `moves`, a storage moves there when
-        it is reduced the second time.
+        With `moves`, a storage moves there when it is reduced the second time.
         """
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -74,7 +71,6 @@ class SharedStorages:
         return data.view(_dtype_of(tensor.dtype)).reshape(tuple(tensor.shape))
 
     def has(self, storage: Any) -> bool:
-        """Return whether the group has moved a storage to registered memory."""
         address = storage.data_ptr()
         self._forget_freed(self._moved, address)
         return address in self._moved and self._moved[address][0] == StorageWeakRef(storage)
@@ -116,7 +112,6 @@ class SharedStorages:
         return True
 
     def _forget_freed(self, found: dict[int, Any], address: int) -> None:
-        """Forget the storage at `address` if torch has freed it."""
         entry = found.get(address)
         reference = entry[0] if isinstance(entry, tuple) else entry
         if reference is not None and reference.expired():
@@ -148,7 +143,6 @@ def can_move(storage: Any) -> bool:
 
 
 def _room() -> int:
-    """Return the free bytes where torch makes its files."""
     try:
         files = os.statvfs(_FILES_OF_TORCH)
     except OSError:
@@ -162,7 +156,6 @@ def _dtype_of(dtype: Any) -> np.dtype[Any]:
 
 
 def _map_pages_at(source: int, nbytes: int, target: int) -> bool:
-    """Map the shared pages at `source` a second time, at `target`; return whether that worked."""
     # Of shared memory, 0 bytes to move means to map all pages a second time.
     anywhere = _mremap(source, 0, nbytes, _MAY_MOVE, 0)
     if anywhere is None:
@@ -171,7 +164,6 @@ def _map_pages_at(source: int, nbytes: int, target: int) -> bool:
 
 
 def _mremap(address: int, before: int, after: int, flags: int, there: int) -> int | None:
-    """Call mremap; return the new address, None after an error."""
     call = ctypes.CDLL(None).mremap
     call.restype = ctypes.c_void_p
     size = ctypes.c_size_t

@@ -19,13 +19,10 @@ _CERTAINLY = 1
 def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> np.ndarray:
     """Return the array over the memory of `tensor`; `where` is the collective that asks for it.
 
-    The program may resize the storage of the tensor later, as FullyShardedDataParallel does.
-
-    An array that is only read may be a copy: torch may have yet to conjugate or to negate elements.
-
-    Raises ValueError as `check`, or if the memory to be written holds conjugated or negated
-    elements, and TypeError if the tensor holds other tensors and has no elements of its own, or if
-    NumPy has no such dtype.
+    The program may resize the storage later, as FullyShardedDataParallel does.  An array that
+    is only read may be a copy: torch may have yet to conjugate or to negate elements.  Raises
+    ValueError as `check`, or if the memory to write holds conjugated or negated elements;
+    TypeError for a tensor of tensors, or if NumPy has no such dtype.
     """
     check(where, tensor, writes=writes, reduces=reduces)
     plain = tensor.detach()  # keeps the storage, even if the program sets `tensor.data`
@@ -40,7 +37,6 @@ def array_of(where: str, tensor: Any, *, writes: bool, reduces: bool = False) ->
 
 
 def _no_view(where: str, tensor: Any) -> Exception:
-    """Return the error for a tensor that NumPy cannot view."""
     if not has_memory(type(tensor)):
         kind = type(tensor).__name__
         return TypeError(
@@ -57,17 +53,14 @@ def _no_view(where: str, tensor: Any) -> Exception:
 
 
 def is_as_in_memory(tensor: Any) -> bool:
-    """Return whether the elements of a tensor are in its memory, not conjugated, not negated."""
     return has_memory(type(tensor)) and not tensor.is_conj() and not tensor.is_neg()
 
 
 def check(where: str, tensor: Any, *, writes: bool, reduces: bool = False) -> None:
-    """Check that a tensor can take part in the collective `where`.
+    """Raise ValueError if `tensor` is not on the CPU, sparse, quantised, or not fit to be written.
 
-    `writes`: the collective writes the tensor.  `reduces`: it computes with its elements.
-
-    Raises ValueError if the tensor is not on the CPU, sparse, quantised, or not fit to be written,
-    or if its elements are 8-bit floats and have to be reduced.
+    `writes`: the collective `where` writes it.  `reduces`: it computes with the elements, which
+    may not be 8-bit floats.
     """
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_quantized:
         raise ValueError(_refusal(where, tensor))
@@ -87,7 +80,6 @@ def check_list(where: str, tensors: Sequence[Any], size: int, what: str) -> None
 
 
 def _refusal(where: str, tensor: Any) -> str:
-    """Return why a tensor cannot take part."""
     kind = tensor.device.type
     if kind == "meta":
         return f"{where}: a tensor on 'meta' has no data"

@@ -25,7 +25,6 @@ class _EndFunctions:
 
     @property
     def is_reached(self) -> bool:
-        """Whether no function is left to call."""
         return self._left == 0
 
     def after(self, work: Any, function: Callable[[], object]) -> None:
@@ -49,8 +48,6 @@ class _EndFunctions:
 
 
 class FinishedWork(dist._Work):  # type: ignore[misc]  # torch has no types here
-    """The Work of a call that is over."""
-
     def __init__(self, tensors: Any = ()) -> None:
         super().__init__()
         self._tensors = tensors
@@ -74,7 +71,6 @@ class FinishedWork(dist._Work):  # type: ignore[misc]  # torch has no types here
         pass
 
     def at_end(self, function: Callable[[], object]) -> None:
-        """Call `function`: the call is over."""
         function()
 
     def get_future(self) -> Any:
@@ -89,10 +85,7 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
     def __init__(
         self, works: Sequence[Any], tensors: Any, deliver: Callable[..., None] | None = None
     ) -> None:
-        """Keep the Works of the calls.
-
-        `deliver` gets their results once they are over, before any later call of the group runs.
-        """
+        """Keep the Works of calls; `deliver` gets their results before any later call runs."""
         super().__init__()
         self._works, self._tensors = works, tensors
         self._error: BaseException | None = None
@@ -145,17 +138,14 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
         return list(self._tensors)
 
     def at_end(self, function: Callable[[], object]) -> None:
-        """Have `function` called once all calls are over, before `wait` returns.
-
-        The thread that makes the calls runs `function`, or a thread that waits.
-        """
+        """Have a waiting or calling thread run `function` once all calls are over."""
         if self._works:
             self._end.after(self._works[-1], function)
         else:
             function()
 
     def get_future(self) -> Any:
-        """Return a future.  The thread that makes the calls completes it."""
+        """Return a future, which the thread that makes the calls completes."""
         if self._future is None:
             # An error becomes torch's own only if a function raises it within `then`.
             over: Any = torch.futures.Future()
@@ -167,7 +157,7 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
         return self._future
 
 
-class Message(AsyncWork):
+class TensorMessage(AsyncWork):
     """The Work of a message between two ranks.  Functions for its end may make no calls."""
 
     def __init__(
@@ -177,7 +167,7 @@ class Message(AsyncWork):
         source: int | None = None,
         deliver: Callable[..., None] | None = None,
     ) -> None:
-        """`source` is the rank that sends.  None: `work` is a receive from any rank."""
+        """`source` is the sender; None: `work` is a receive from any rank."""
         super().__init__([work], tensors, deliver)
         self._source = source
 

@@ -25,15 +25,14 @@ import numpy as np
 from ringreduce.console.terminal import print_error
 from ringreduce.errors import RingReduceError, counted
 from ringreduce.picture import output
-from ringreduce.picture.lanes import Bar, Lane, LaneChart, Sample, draw_lanes
+from ringreduce.picture.lanes import Lane, LaneBar, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
 from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
-"""Tag of the messages that compare clocks."""
 _ROUNDS = 20
-"""Messages to rank 0 and back; the fastest of them decides the clock of a rank."""
+"""Messages to rank 0 and back; the fastest decides the clock of a rank."""
 _SHOWN = 24
 """Events of a rank in a picture, if the program records no steps."""
 Event = dict[str, Any]
@@ -102,7 +101,6 @@ def _gather(comm: Any, recorder: Recorder) -> None:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the parts beside `path`."""
     return [*path.parent.glob(f"{glob.escape(path.name)}.*.part")]
 
 
@@ -134,7 +132,6 @@ def write(path: Path) -> None:
 
 
 def read(content: bytes) -> Iterator[tuple[int, float, list[Event]]]:
-    """Yield the rank, the error of its clock and the events of each part in `content`."""
     length = HEADER.size + MOST * EVENT.size
     for at in range(0, len(content), length):
         rank, offset_s, error_s = HEADER.unpack_from(content, at)
@@ -159,7 +156,7 @@ def _event(rank: int, offset_s: float, fields: tuple[Any, ...]) -> Event:
 
 
 def _choose_tracks(events: Sequence[Event]) -> None:
-    """Give an event that overlaps another one of its track, and is not inside it, a further track.
+    """Give an event that overlaps another of its track, but is not inside it, a further track.
 
     A viewer would drop it.  The tracks of one kind are 0, 2, …, and 1, 3, ….
     """
@@ -211,7 +208,7 @@ def draw(ranks: Ranks) -> str:
     return draw_lanes([chart], fills, arrows=[])
 
 
-def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[Bar]:
+def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[LaneBar]:
     """Yield the bars of a rank: at each time the block or call that has begun last.
 
     While a rank waits, or does nothing, its asynchronous call is seen.
@@ -231,4 +228,4 @@ def _bars(events: Sequence[Event], begin: int, end: int) -> Iterator[Bar]:
         if event is not None:
             words = f"{event['name']}: {event['dur'] / 1e6:.3g} ms"
             times = (from_ - begin) / 1e6, (to - begin) / 1e6
-            yield Bar(*times, event["name"], TINTS[event["cat"] != "span"], words)
+            yield LaneBar(*times, event["name"], TINTS[event["cat"] != "span"], words)

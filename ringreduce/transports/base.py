@@ -22,13 +22,13 @@ class Request(Protocol):
     """A message bound to its peer, flow and buffer, such as a persistent request of mpi4py."""
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
-        """Start the message, which is not under way."""
+        ...
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
         """Make progress; return whether the message is complete or was never started."""
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
-        """Free the request, which is not under way."""
+        ...
 
 
 class Transport(Protocol):
@@ -39,7 +39,6 @@ class Transport(Protocol):
 
     rank: int
     size: int
-    """Number of ranks."""
     job_ranks: Sequence[int]
     """By rank: its number in the transport from which this one was split."""
     name: str
@@ -69,8 +68,8 @@ class Transport(Protocol):
     def withdraw(self, receiver: Any) -> bool | None:
         """Take back a started receive.
 
-        Returns True if it matched no message, False if it received one, None if neither is known
-        yet: call again.
+        Returns True if it matched no message, False if it received one, None if that is not
+        known yet.
         """
 
     def discard(self, peer: int) -> bool:
@@ -101,31 +100,31 @@ class Transport(Protocol):
     def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
         """Return the bytes that the ranks pass, in rank order; all pass the same length.
 
-        Collective, before the first call.  Raises PeerTimeoutError if some rank does not call it
-        within the timeout that the transport was made with, and `patience_s` more.
+        Collective, before the first call.  Raises PeerTimeoutError if a rank does not call
+        it within the transport's timeout and `patience_s` more.
         """
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
-        """Allocate `nbytes` bytes for each rank, in memory that all ranks map.
+        """Allocate `nbytes` bytes for each rank, in memory that all ranks map; return all buffers.
 
-        Collective, once, before the first call.  Returns the ranks' buffers in rank order, or None
-        on all ranks if they are not on one host.
+        Collective, once, before the first call.  None, on all ranks, if they are not on one
+        host.
         """
 
     def channel(self) -> Channel:
         """Return the transport's channel for messages between two ranks; the same each time."""
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> Transport:
-        """Make a transport between `members` alone, ranked in that order.
+        """Make a transport between `members` alone, ranked in that order.  Collective among them.
 
-        Collective among them.  `number` counts the splits of this transport, alike on all ranks.
+        `number` counts the splits of this transport, alike on all ranks.
         """
 
     def shrunk(self, timeout_s: float) -> Transport:
-        """Make a transport between the ranks that are not lost, in the same order.
+        """Make a transport between the ranks that are not lost, in the same order.  Collective.
 
-        Collective among them.  All other calls of this transport fail from then on, on all ranks.
-        Raises NotImplementedError, with the reason, if this transport cannot; otherwise as
+        All other calls of this transport fail from then on, on all ranks.  Raises
+        NotImplementedError, with the reason, if this transport cannot; otherwise as
         `translate` does.
         """
 
@@ -136,12 +135,12 @@ class Transport(Protocol):
     def forked(self) -> None:
         """In a forked child: close the child's copies of the rank's connections.
 
-        Peers would not notice the end of the rank while another process keeps its connections open.
+        Peers would not notice the end of the rank while another process keeps its
+        connections open.
         """
         return
 
     def close(self) -> None:
-        """Free what the transport holds.  Collective."""
         return
 
 
@@ -163,21 +162,18 @@ class Channel(Protocol):
     def sender(self, peer: int, flow: int, buffer: memoryview) -> Request:
         """Bind a message as `Transport.sender` does; flows are below 8,192."""
 
-    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request:
-        """Bind a receive as `Transport.receiver` does."""
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Request: ...
 
-    def translate(self, error: Exception) -> Exception:
-        """As `Transport.translate`."""
+    def translate(self, error: Exception) -> Exception: ...
 
     def pause(self, idle: int) -> None:
-        """As `Transport.pause`; an envelope or data that arrive may end the pause."""
+        """As `Transport.pause`; an envelope or data may end it."""
 
     def close(self) -> None:
         """Drop the envelopes that nobody has polled.  All ranks have posted their last."""
 
 
 def lost(ranks: Sequence[int]) -> PeerLostError:
-    """Return the error of a call on a communicator whose `ranks` have ended."""
     who = f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
     return PeerLostError(
         f"{who} lost; the communicator is broken, calls on it can no longer complete",
@@ -188,10 +184,6 @@ def lost(ranks: Sequence[int]) -> PeerLostError:
 def not_assembled(
     timeout_s: float, missing: Sequence[int], where: str = "init"
 ) -> PeerTimeoutError:
-    """Return the error of a rank that has waited `timeout_s` seconds for the ranks `missing`.
-
-    `where` is the name of the call that waited.
-    """
     absent = f"not there: {', '.join(map(str, missing))}" if missing else "none gets on"
     return PeerTimeoutError(
         f"{where}: waited {timeout_s:g} s for all ranks of the communicator; {absent}",

@@ -38,14 +38,11 @@ _GREETING_S = 5.0
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """A connection with every other rank."""
-
+class SocketMesh:
     rank: int
     streams: Sequence[socket.socket | None]
     """By rank; None for this rank itself."""
     cores: int
-    """Number of cores that the ranks together may use."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,6 @@ class _Entry:
     key: str
     """Random, so that no two ranks have the same entry."""
     host: str
-    """The host's name, for people."""
     machine: str
     """The boot and the network namespace: equal exactly on ranks that can connect."""
     cores: Sequence[int]
@@ -67,7 +63,6 @@ class _Entry:
 
     @property
     def address(self) -> bytes:
-        """The abstract address at which the rank listens."""
         return f"\0ringreduce-{self.key}".encode()
 
     def pack(self) -> bytes:
@@ -76,7 +71,6 @@ class _Entry:
 
     @classmethod
     def unpack(cls, entry: bytes) -> _Entry:
-        """Read the entry of another rank.  Raises ValueError if the bytes are no entry."""
         match json.loads(entry):
             case [str(), str(), str(), [*cores], int(), int() | None] as fields if all(
                 isinstance(core, int) for core in cores
@@ -88,8 +82,7 @@ class _Entry:
 class SeveralHostsError(ValueError):
     """The ranks are on several hosts, so they cannot connect.  Raised on all ranks.
 
-    Attributes:
-        mpi_ranks: their ranks in MPI_COMM_WORLD; None if no MPI launcher has started all of them.
+    `mpi_ranks`: their ranks in MPI_COMM_WORLD; None if no MPI launcher has started all of them.
     """
 
     def __init__(self, text: str, mpi_ranks: Sequence[int] | None) -> None:
@@ -99,21 +92,15 @@ class SeveralHostsError(ValueError):
 
 def connect(
     collect: Collect, rank: int | None, size: int | None, timeout_s: float, where: str = "init"
-) -> Mesh:
+) -> SocketMesh:
     """Connect this rank with all others.  Collective.
 
-    Args:
-        collect: exchanges bytes once among the ranks.
-        rank: the number of this rank; None takes the place of its bytes in what `collect` returns.
-        size: the number of ranks; None takes how many `collect` returns.
-        timeout_s: seconds until this rank gives up, for the connections alone.
-        where: the name of the call, for the texts of errors.
+    `collect` exchanges bytes once among the ranks.  If `rank` is None, it is the place of this
+    rank's bytes in what `collect` returns; if `size` is None, it is the number of these.  After
+    `timeout_s` seconds, for the connections alone, this rank gives up.
 
-    Raises:
-        SeveralHostsError: the ranks are on several hosts.
-        ValueError: `collect` returns something else than one entry of each rank.
-        PeerLostError: a rank has ended.
-        PeerTimeoutError: a rank does not connect.
+    Raises SeveralHostsError; ValueError if `collect` does not return one entry of each rank;
+    PeerLostError if a rank has ended; PeerTimeoutError if a rank does not connect.
     """
     with socket.socket(socket.AF_UNIX) as listening:
         key = secrets.token_hex(_KEY_BYTES)
@@ -132,12 +119,10 @@ def connect(
             handshakes.close()
             raise
         own = len({core for each in ranks for core in each.cores})
-        return Mesh(rank, handshakes.streams, min(own, *(each.quota for each in ranks)))
+        return SocketMesh(rank, handshakes.streams, min(own, *(each.quota for each in ranks)))
 
 
 class _Handshakes:
-    """The connections of this rank while they are made."""
-
     def __init__(
         self,
         listening: socket.socket,
@@ -155,7 +140,8 @@ class _Handshakes:
     def run(self) -> None:
         """Connect to the lower ranks, accept the higher ones, then receive the lower ones' proofs.
 
-        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a circle.
+        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a
+        circle.
         """
         for peer in range(self._rank):
             self.streams[peer] = self._connect_to(peer)
@@ -235,7 +221,6 @@ class _Handshakes:
         return PeerLostError(text, (peer,))
 
     def _seconds_left(self, missing: set[int]) -> float:
-        """Return the seconds that are left.  Raises PeerTimeoutError if there are none."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise self._timeout_error(missing)
@@ -243,7 +228,6 @@ class _Handshakes:
 
 
 def _received(stream: socket.socket, nbytes: int) -> bytes:
-    """Receive `nbytes` bytes.  Raises OSError if the connection ends before."""
     received = bytearray()
     while len(received) < nbytes:
         part = stream.recv(nbytes - len(received))
@@ -256,7 +240,6 @@ def _received(stream: socket.socket, nbytes: int) -> bytes:
 def _checked(
     entries: Sequence[bytes], mine: bytes, rank: int | None, size: int | None, where: str
 ) -> list[bytes]:
-    """Return the entries of all ranks.  Raises ValueError if they are not one of each rank."""
     wanted = f"{where}: the rendezvous must return the bytes of each rank, in rank order"
     try:
         found = [bytes(memoryview(entry)) for entry in entries]
@@ -283,7 +266,6 @@ def _unpacked(entry: bytes, rank: int, where: str) -> _Entry:
 
 
 def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
-    """Check that all ranks can connect.  Raises SeveralHostsError."""
     hosts: dict[str, list[int]] = {}
     for rank, each in enumerate(ranks):
         hosts.setdefault(each.machine, []).append(rank)
@@ -301,7 +283,6 @@ def _check_one_host(ranks: Sequence[_Entry], where: str) -> None:
 
 
 def _secret(entries: Sequence[bytes]) -> bytes:
-    """Return a hash of the entries of all ranks."""
     secret = blake2b()
     for entry in entries:
         secret.update(len(entry).to_bytes(8, "little") + entry)

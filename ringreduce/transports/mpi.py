@@ -33,7 +33,6 @@ on, of a channel's data."""
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """The environment variable that ``mpiexec --with-ft ulfm`` of Open MPI sets."""
 _HOST_BYTES = 16
-"""Bytes of the hash of a host's name."""
 _MOST_CORES = 4096
 """Bits in the mask of a rank's cores."""
 _PLACE = np.dtype([("host", f"V{_HOST_BYTES}"), ("mask", "u1", _MOST_CORES // 8), ("quota", "<u4")])
@@ -51,13 +50,10 @@ _world: list[MPI.Intracomm] = []
 
 
 def world() -> MPI.Intracomm:
-    """Return MPI's communicator of all ranks of the job that are not lost."""
     return _world[0] if _world else MPI.COMM_WORLD
 
 
 class MpiTransport(Transport):
-    """One rank's end of two MPI communicators, for data and for control."""
-
     name = "mpi"
     one_process = False
 
@@ -70,9 +66,9 @@ class MpiTransport(Transport):
     ) -> None:
         """Make a transport between the ranks of `parent`.  Collective over `parent`.
 
-        With `owns_parent` the data are sent on `parent` itself, which `close` frees; without, on a
-        duplicate.  With `synchronous_sends` a send completes only once its receive is posted, so
-        that a schedule which relies on MPI's buffering hangs.
+        `owns_parent`: data are sent on `parent` itself, which `close` frees, not on a
+        duplicate.  `synchronous_sends`: a send completes only once its receive is posted,
+        so that a schedule which relies on MPI's buffering hangs.
         """
         where = "split" if owns_parent else "init"
         parent = self._parent = world() if parent is None else parent
@@ -95,7 +91,6 @@ class MpiTransport(Transport):
         cores = np.unpackbits(here["mask"], axis=1).any(axis=0).sum()
         self.yielding = Yielding(crowded=bool(len(here) > min(cores, here["quota"].min())))
         self._window: MPI.Win | None = None
-        """The memory of `allocate_shared`."""
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         """MPI_THREAD_MULTIPLE: other threads of the process may call MPI at the same time."""
         self._withdrawing: set[int] = set()
@@ -182,8 +177,8 @@ class MpiTransport(Transport):
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
         """See `Transport.split`.  Raises PeerTimeoutError if a member does not take part.
 
-        MPI_Comm_create_group blocks and cannot be given up, so another thread calls it, if MPI
-        allows threads.  Otherwise this rank may wait for ever.
+        MPI_Comm_create_group cannot be given up, so another thread calls it, if MPI allows
+        threads.  Otherwise this rank may wait for ever.
         """
         made: list[MPI.Comm | MPI.Exception] = []
         every = self._data.Get_group()
@@ -238,8 +233,6 @@ class MpiTransport(Transport):
 
 
 class MpiChannel:
-    """Envelopes and data between two ranks, with tags of their own on a communicator."""
-
     def __init__(self, transport: MpiTransport, comm: MPI.Comm) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.translate, self.pause = transport.translate, transport.pause
@@ -271,8 +264,6 @@ class MpiChannel:
 
 
 class _ShortMessages:
-    """Messages of any short length on a communicator, with one tag."""
-
     def __init__(self, comm: MPI.Comm, tag: int) -> None:
         self._comm, self._tag = comm, tag
         self._sends: dict[int, list[MPI.Request]] = {}
@@ -285,7 +276,6 @@ class _ShortMessages:
         self._sends[peer] = [*under_way, request]
 
     def is_sent(self, peer: int) -> bool:
-        """Return whether all messages to a peer arrive without further calls here."""
         return all(request.Test() for request in self._sends.get(peer, ()))
 
     def poll(self, source: int) -> list[tuple[int, bytes]]:
@@ -342,7 +332,6 @@ class Assembly:
         return made[0]
 
     def collect(self, mine: bytes, patience_s: float = 0.0) -> bytearray:
-        """Return the bytes that the ranks pass, in rank order; all pass the same length."""
         self._deadline += patience_s
         everybody = bytearray(len(mine) * self._parent.Get_size())
         how = [mine, MPI.BYTE], [everybody, MPI.BYTE]
@@ -353,7 +342,6 @@ class Assembly:
         return everybody
 
     def _finish(self, begin: Callable[[], MPI.Request]) -> None:
-        """Begin a collective, and wait for its end."""
         request = begin()
         while not request.Test():
             self._poll()
@@ -396,7 +384,6 @@ def _not_made(where: str, error: MPI.Exception, comm: MPI.Comm) -> Exception:
 
 
 def _lost(error: MPI.Exception, comm: MPI.Comm) -> PeerLostError:
-    """Return the error of a call on `comm`; it names the ranks that MPI knows to be lost."""
     if error.Get_error_class() == MPI.ERR_PROC_FAILED != MPI.ERR_REVOKED:
         failed = comm.Get_failed()
         if ranks := sorted(failed.Translate_ranks(None, comm.Get_group())):
@@ -427,7 +414,7 @@ def _on_one_host(comm: MPI.Comm) -> bool:
 
 
 def _cores() -> Any:
-    """Return a mask of the cores that this rank may use: its MPI may have bound it to some."""
+    """Return a mask of the cores that this rank may use."""
     mask = np.zeros(_MOST_CORES, np.uint8)
     mask[[core % _MOST_CORES for core in os.sched_getaffinity(0)]] = 1
     return np.packbits(mask)

@@ -13,8 +13,8 @@ from typing import Any
 
 from ringreduce.system.memory_files import map_file, new_file
 from ringreduce.transports.base import Transport, lost, not_assembled
-from ringreduce.transports.mesh import Mesh, connect
-from ringreduce.transports.streams import Events, Kind, Receive, Send, Stream
+from ringreduce.transports.mesh import SocketMesh, connect
+from ringreduce.transports.streams import Events, FrameReceive, FrameSend, FrameStream, FrameType
 from ringreduce.transports.yielding import LONGEST_SLEEP_S, Yielding
 
 _YIELDS = 200
@@ -23,20 +23,18 @@ a frame arrives."""
 
 
 class SocketTransport(Transport):
-    """One rank's end of the connections between all ranks of a communicator."""
-
     name = "sockets"
     threads = True
     one_process = False
 
-    def __init__(self, mesh: Mesh, timeout_s: float = 600.0) -> None:
+    def __init__(self, mesh: SocketMesh, timeout_s: float = 600.0) -> None:
         self.rank, self.size = mesh.rank, len(mesh.streams)
         self.job_ranks: Sequence[int] = range(self.size)
         self.yielding = Yielding(crowded=self.size > mesh.cores)
         self._timeout_s = timeout_s
         self._events = Events()
         self._streams = {
-            peer: Stream(peer, connection, self._events)
+            peer: FrameStream(peer, connection, self._events)
             for peer, connection in enumerate(mesh.streams)
             if connection is not None
         }
@@ -46,11 +44,11 @@ class SocketTransport(Transport):
 
     # --- data ---
 
-    def sender(self, peer: int, flow: int, buffer: memoryview) -> Send:
-        return Send(self._streams[peer], Kind.DATA, flow, buffer)
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> FrameSend:
+        return FrameSend(self._streams[peer], FrameType.DATA, flow, buffer)
 
-    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Receive:
-        return Receive(self._streams[peer].data, flow, buffer)
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> FrameReceive:
+        return FrameReceive(self._streams[peer].data, flow, buffer)
 
     def withdraw(self, receiver: Any) -> bool | None:
         self._events.progress()
@@ -66,7 +64,7 @@ class SocketTransport(Transport):
     # --- control ---
 
     def send_control(self, peer: int, message: bytes) -> None:
-        self._streams[peer].post(Kind.CONTROL, message)
+        self._streams[peer].post(FrameType.CONTROL, message)
 
     def control_sent(self, peers: Iterable[int]) -> bool:
         self._events.progress()
@@ -105,11 +103,10 @@ class SocketTransport(Transport):
     def _exchange(
         self, mine: bytes, members: Sequence[int], number: int, timeout_s: float
     ) -> list[bytes]:
-        """Return the bytes that `members` pass, in their order; lengths may differ."""
         peers = [peer for peer in members if peer != self.rank]
         for peer in peers:
             self._streams[peer].check()
-            self._streams[peer].post(Kind.COLLECT, mine, number)
+            self._streams[peer].post(FrameType.COLLECT, mine, number)
         came = {peer: self._streams[peer].collected[number] for peer in peers}
         where = "split" if number else "init"
         self._wait_for(lambda: [peer for peer in peers if not came[peer]], timeout_s, where)
@@ -120,7 +117,8 @@ class SocketTransport(Transport):
     ) -> None:
         """Wait until no rank is missing.
 
-        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after `timeout_s`.
+        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after
+        `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         while absent := missing():
@@ -174,7 +172,7 @@ class SocketTransport(Transport):
         try:
             for stream in self._streams.values():
                 if not stream.ended:
-                    stream.post(Kind.BYE, b"")
+                    stream.post(FrameType.BYE, b"")
             self._wait_for(self._staying, self._timeout_s, "close")
         finally:
             self.release()
@@ -188,7 +186,6 @@ class SocketTransport(Transport):
         ]
 
     def release(self) -> None:
-        """Close all connections."""
         for stream in self._streams.values():
             stream.close()
         self._events.close()
@@ -202,10 +199,8 @@ class SocketTransport(Transport):
 
 
 class SocketChannel:
-    """Envelopes and data between two ranks, as frames of kinds of their own."""
-
     def __init__(
-        self, transport: SocketTransport, streams: dict[int, Stream], events: Events
+        self, transport: SocketTransport, streams: dict[int, FrameStream], events: Events
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.translate, self.pause = transport.translate, transport.pause
@@ -214,7 +209,7 @@ class SocketChannel:
     def post(self, peer: int, envelope: bytes) -> None:
         stream = self._streams[peer]
         stream.check()
-        stream.post(Kind.ENVELOPE, envelope)
+        stream.post(FrameType.ENVELOPE, envelope)
 
     def poll(self, peer: int) -> list[bytes]:
         with self._events.lock:
@@ -226,11 +221,11 @@ class SocketChannel:
                 stream.check()
             return arrived
 
-    def sender(self, peer: int, flow: int, buffer: memoryview) -> Send:
-        return Send(self._streams[peer], Kind.CHANNEL_DATA, flow, buffer)
+    def sender(self, peer: int, flow: int, buffer: memoryview) -> FrameSend:
+        return FrameSend(self._streams[peer], FrameType.CHANNEL_DATA, flow, buffer)
 
-    def receiver(self, peer: int, flow: int, buffer: memoryview) -> Receive:
-        return Receive(self._streams[peer].channel_data, flow, buffer)
+    def receiver(self, peer: int, flow: int, buffer: memoryview) -> FrameReceive:
+        return FrameReceive(self._streams[peer].channel_data, flow, buffer)
 
     def close(self) -> None:
         for stream in self._streams.values():
@@ -238,7 +233,6 @@ class SocketChannel:
 
 
 def _new_file(nbytes: int) -> int | None:
-    """Return a descriptor of a new memory file; None where the system has none."""
     try:
         descriptor = new_file()
     except (AttributeError, OSError):

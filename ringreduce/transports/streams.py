@@ -42,7 +42,7 @@ _SELECTABLE = 1024
 """``FD_SETSIZE``: select takes descriptors below it."""
 
 
-class Kind(enum.IntEnum):
+class FrameType(enum.IntEnum):
     DATA = 0
     CHANNEL_DATA = 1
     CONTROL = 2
@@ -55,9 +55,7 @@ class Kind(enum.IntEnum):
     """The last frame of a rank that closes its transport."""
 
 
-class Receive:
-    """A receive: of an `_Inbox`, once it is started, until it is complete."""
-
+class FrameReceive:
     def __init__(self, inbox: _Inbox, flow: int, buffer: memoryview) -> None:
         self.inbox, self.flow, self.buffer = inbox, flow, buffer.cast("B")
         self.complete = True
@@ -73,10 +71,8 @@ class Receive:
         self.buffer = memoryview(b"")
 
 
-class Send:
-    """A send; complete once the kernel has all its bytes."""
-
-    def __init__(self, stream: Stream, kind: Kind, flow: int, buffer: memoryview) -> None:
+class FrameSend:
+    def __init__(self, stream: FrameStream, kind: FrameType, flow: int, buffer: memoryview) -> None:
         self._stream, self._buffer = stream, buffer.cast("B")
         self._header = _HEADER.pack(kind, flow, self._buffer.nbytes)
         self.complete = True
@@ -96,13 +92,11 @@ class Send:
 class _Arrival:
     """A message that arrives: in the buffer of its receive, or kept until there is one."""
 
-    def __init__(self, flow: int, nbytes: int, receive: Receive | None) -> None:
+    def __init__(self, flow: int, nbytes: int, receive: FrameReceive | None) -> None:
         self.flow, self.nbytes = flow, nbytes
         self.receive = receive
         self.direct = receive is not None
-        """Whether the bytes go to the buffer of the receive."""
         self.dropped = False
-        """Whether the message is dropped once it is whole."""
         self._kept = bytearray()
         self._filled = 0
 
@@ -112,7 +106,6 @@ class _Arrival:
 
     @property
     def missing(self) -> int:
-        """The number of bytes that are missing."""
         return self.nbytes - self._filled
 
     @property
@@ -130,11 +123,9 @@ class _Arrival:
             self._filled += len(read)
 
     def bytes(self) -> bytes:
-        """Return the kept bytes."""
         return bytes(self._kept)
 
     def deliver(self) -> None:
-        """Complete the receive of a whole message."""
         assert self.receive is not None
         if not self.direct:
             self.receive.buffer[: self.nbytes] = self._kept
@@ -144,14 +135,14 @@ class _Arrival:
 class _Inbox:
     """Messages of one kind from one peer: receives and arrivals that have no counterpart yet."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: FrameStream) -> None:
         self.stream = stream
-        self._posted: dict[int, deque[Receive]] = defaultdict(deque)
+        self._posted: dict[int, deque[FrameReceive]] = defaultdict(deque)
         """By flow: started receives without a message."""
         self._arrivals: list[_Arrival] = []
         """Messages without a receive, in the order of their headers."""
 
-    def post(self, receive: Receive) -> None:
+    def post(self, receive: FrameReceive) -> None:
         """Match a started receive with the earliest message of its flow, if there is one."""
         with self.stream.lock:
             for arrival in self._arrivals:
@@ -173,8 +164,7 @@ class _Inbox:
         _check_fits(nbytes, posted[0])
         return _Arrival(flow, nbytes, posted.popleft())
 
-    def withdraw(self, receive: Receive) -> bool | None:
-        """See `Transport.withdraw`."""
+    def withdraw(self, receive: FrameReceive) -> bool | None:
         with self.stream.lock:
             if receive.complete:
                 return False
@@ -186,7 +176,6 @@ class _Inbox:
             return True
 
     def discard(self) -> bool:
-        """See `Transport.discard`."""
         with self.stream.lock:
             if not self._arrivals:
                 return False
@@ -197,13 +186,13 @@ class _Inbox:
             return True
 
 
-def _check_fits(nbytes: int, receive: Receive) -> None:
+def _check_fits(nbytes: int, receive: FrameReceive) -> None:
     room = receive.buffer.nbytes
     if nbytes > room:
         raise ValueError(f"a message of {nbytes} bytes came for a receive of {room}")
 
 
-class Stream:
+class FrameStream:
     """The connection with one peer: the frames that leave, and those that arrive."""
 
     def __init__(self, peer: int, connection: socket.socket, events: Events) -> None:
@@ -214,7 +203,6 @@ class Stream:
         self.collected: dict[int, deque[bytes]] = defaultdict(deque)
         """By number of the split, 0 for none: the bytes of the peer's collections."""
         self.memory: deque[int] = deque()
-        """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
         self._peer_closed = False
         """Whether the peer reads nothing more; frames that it sent before are still read."""
@@ -223,22 +211,19 @@ class Stream:
         """Whether the fields of this object agree with what the kernel did.
 
         If they do, the connection can be used after an exception."""
-        self._leaving: deque[tuple[memoryview, Send | None]] = deque()
+        self._leaving: deque[tuple[memoryview, FrameSend | None]] = deque()
         """Parts of frames that the kernel has not taken yet, each with the message that it ends."""
         self._header = bytearray(_HEADER.size)
         self._header_filled = 0
-        self._kind = Kind.DATA
+        self._kind = FrameType.DATA
         self._arrival: _Arrival | None = None
-        """The message that is arriving; None between two frames."""
 
     @property
     def lock(self) -> Any:
-        """The lock of `Events`."""
         return self._events.lock
 
     @property
     def flushed(self) -> bool:
-        """Whether the kernel has all that was sent."""
         return not self._leaving
 
     def check(self) -> None:
@@ -248,10 +233,9 @@ class Stream:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the peer has ended without a farewell."""
         return self.ended and not self.said_bye
 
-    def completes(self, request: Send | Receive) -> bool:
+    def completes(self, request: FrameSend | FrameReceive) -> bool:
         """Send and receive what is possible now; return whether `request` is complete then.
 
         Raises PeerLostError as `check`, unless it is complete.
@@ -264,7 +248,7 @@ class Stream:
 
     # --- frames that leave ---
 
-    def send(self, header: bytes, body: memoryview, request: Send | None) -> None:
+    def send(self, header: bytes, body: memoryview, request: FrameSend | None) -> None:
         """Send a frame; `request` is complete once the kernel has it."""
         with self.lock, _system_calls_on(self):
             if self.ended or self._peer_closed:
@@ -280,15 +264,14 @@ class Stream:
             if self._leaving:
                 self._events.want(self)
 
-    def post(self, kind: Kind, message: bytes, flow: int = 0) -> None:
-        """Send a short frame."""
+    def post(self, kind: FrameType, message: bytes, flow: int = 0) -> None:
         frame = _HEADER.pack(kind, flow, len(message)) + message
         self.send(frame, memoryview(b""), None)
 
     def post_descriptor(self, descriptor: int) -> None:
         """Send a MEMORY frame with a descriptor.  Nothing else is leaving."""
         assert self.flushed
-        header = _HEADER.pack(Kind.MEMORY, 0, 0)
+        header = _HEADER.pack(FrameType.MEMORY, 0, 0)
         with _system_calls_on(self):
             self._is_consistent = False
             try:
@@ -300,7 +283,6 @@ class Stream:
             assert sent == len(header), "the kernel has no room for a header"
 
     def write(self) -> None:
-        """Give the kernel as many bytes as it takes."""
         with _system_calls_on(self):
             try:
                 while self._leaving:
@@ -315,8 +297,8 @@ class Stream:
     ) -> None:
         """Make a system call, and pass its result to `note`, also if a signal's handler raises.
 
-        `map` and `extend` are compiled: no handler runs between the call and the end of `extend`.
-        `map` takes each argument in a tuple.
+        No handler runs between the call and the end of `extend`: `map`, which takes each
+        argument in a tuple, and `extend` are compiled.
         """
         result: list[Any] = []
         try:
@@ -355,7 +337,6 @@ class Stream:
                 self._read_part()
 
     def _read_part(self) -> None:
-        """Read a part of a header or of the bytes of a message."""
         arrival = self._arrival
         if arrival is None:
             place = memoryview(self._header)[self._header_filled :]
@@ -381,11 +362,11 @@ class Stream:
     def _begin_message(self) -> None:
         self._header_filled = 0
         kind, flow, nbytes = _HEADER.unpack(self._header)
-        self._kind = Kind(kind)
+        self._kind = FrameType(kind)
         match self._kind:
-            case Kind.DATA:
+            case FrameType.DATA:
                 arrival = self.data.begin(flow, nbytes)
-            case Kind.CHANNEL_DATA:
+            case FrameType.CHANNEL_DATA:
                 arrival = self.channel_data.begin(flow, nbytes)
             case _:
                 arrival = _Arrival(flow, nbytes, None)
@@ -405,22 +386,21 @@ class Stream:
     def _end_message(self, arrival: _Arrival) -> None:
         self._arrival = None
         match self._kind:
-            case Kind.DATA | Kind.CHANNEL_DATA:
+            case FrameType.DATA | FrameType.CHANNEL_DATA:
                 if arrival.receive is not None:
                     arrival.deliver()
-            case Kind.CONTROL:
+            case FrameType.CONTROL:
                 self.control.append(arrival.bytes())
-            case Kind.ENVELOPE:
+            case FrameType.ENVELOPE:
                 self.envelopes.append(arrival.bytes())
-            case Kind.COLLECT:
+            case FrameType.COLLECT:
                 self.collected[arrival.flow].append(arrival.bytes())
-            case Kind.BYE:
+            case FrameType.BYE:
                 self.said_bye = True
 
     # --- the end ---
 
     def end(self) -> None:
-        """Note that the peer has closed the connection, or has ended."""
         if not self.ended:
             self._events.forget(self)
             self._leaving.clear()
@@ -434,12 +414,12 @@ class Stream:
 
 
 @contextlib.contextmanager
-def _system_calls_on(stream: Stream) -> Iterator[None]:
+def _system_calls_on(stream: FrameStream) -> Iterator[None]:
     """Run a block of system calls on a connection.
 
-    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
-    ended.  After any other exception, such as that of a signal's handler, the connection stays in
-    use if `recover` finds it consistent; otherwise it ends for both ranks.
+    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream`
+    has ended.  After any other exception, such as that of a signal's handler, the connection
+    stays in use if `recover` finds it consistent; otherwise it ends for both ranks.
     """
     try:
         yield
@@ -460,29 +440,27 @@ def _system_calls_on(stream: Stream) -> Iterator[None]:
 
 
 class Events:
-    """Waits until connections can be read, or written if something has to leave."""
-
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held while frames move, and while messages are matched."""
         self._epoll = select.epoll()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, FrameStream] = {}
         self._writing: set[int] = set()
         """Descriptors that are watched for room, too."""
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: FrameStream) -> None:
         descriptor = stream.connection.fileno()
         self._streams[descriptor] = stream
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def want(self, stream: Stream) -> None:
+    def want(self, stream: FrameStream) -> None:
         """Watch for room to write, until all that leaves is written."""
         descriptor = stream.connection.fileno()
         if descriptor not in self._writing:
             self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
             self._writing.add(descriptor)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: FrameStream) -> None:
         descriptor = stream.connection.fileno()
         if descriptor in self._streams:
             self._writing.discard(descriptor)
@@ -491,7 +469,6 @@ class Events:
             self._streams.pop(descriptor, None)
 
     def progress(self) -> None:
-        """Send and receive what is possible now."""
         with self.lock:
             for descriptor, events in self._epoll.poll(0):
                 stream = self._streams.get(descriptor)
@@ -506,7 +483,6 @@ class Events:
                     stream.read()
 
     def wait(self, seconds: float) -> None:
-        """Return once a stream can be read or written, or after `seconds`."""
         if self._epoll.fileno() < _SELECTABLE:
             select.select([self._epoll], (), (), seconds)
         else:  # `epoll.poll` waits for whole milliseconds

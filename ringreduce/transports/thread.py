@@ -39,12 +39,10 @@ class Switchboard:
         """The memory of `allocate_shared`, once some rank has called it."""
 
     def part(self, number: int, members: Sequence[int]) -> Switchboard:
-        """Return the switchboard of `members` in split `number`: the same for all of them."""
         with self._lock:
             return self._parts.setdefault((number, *members), Switchboard(len(members)))
 
     def collect(self, number: int, rank: int, mine: bytes, timeout_s: float) -> bytes:
-        """Pass the bytes of `rank` in collection `number`; return those of all ranks."""
         size = len(self.mailboxes)
         with self._collected:
             passed = self._collections.setdefault(number, {})
@@ -55,7 +53,6 @@ class Switchboard:
             return b"".join(passed[each] for each in range(size))
 
     def allocate_shared(self, nbytes: int) -> Any:
-        """Return an array of `nbytes` bytes for each rank: the same for all of them."""
         with self._lock:
             if self._shared is None:
                 self._shared = np.zeros((len(self.mailboxes), nbytes), np.uint8)
@@ -64,7 +61,7 @@ class Switchboard:
 
 @dataclass(eq=False)
 class _Mailbox:
-    """Messages to one rank: sends and receives without a counterpart yet, and control messages.
+    """Sends and receives of one rank without a counterpart yet, and control messages.
 
     `changed` guards them; a notification wakes the rank.
     """
@@ -121,8 +118,6 @@ def _deliver(send: _Message, recv: _Message) -> None:
 
 
 class ThreadTransport(Transport):
-    """One rank's end of a Switchboard."""
-
     name = "thread"
     threads = True
     one_process = True
@@ -136,7 +131,6 @@ class ThreadTransport(Transport):
         self._switchboard = switchboard
         self._timeout_s = timeout_s
         self._collections = 0
-        """Number of this rank's next collection of bytes."""
         self._channel: ThreadChannel | None = None
 
     def sender(self, peer: int, flow: int, buffer: memoryview) -> _Message:
@@ -207,8 +201,6 @@ class ThreadTransport(Transport):
 
 
 class ThreadChannel:
-    """Envelopes and data between two ranks, by mailboxes of their own."""
-
     def __init__(self, transport: ThreadTransport) -> None:
         self.rank, self.size = transport.rank, transport.size
         self._transport = transport

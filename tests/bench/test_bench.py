@@ -22,7 +22,7 @@ from ringreduce.bench.inputs import OPS, Inputs, refusal
 from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import nbytes, parser, read
 from ringreduce.bench.plot import finding, plot
-from ringreduce.bench.table import Row, Table, digits
+from ringreduce.bench.table import SizeRow, Table, digits
 from ringreduce.picture.style import in_dark, in_light
 from ringreduce.schedules.cost import Link, Profile, price
 from tests.bench.runs import RUNS
@@ -211,11 +211,13 @@ def timing(contender: str, place: str, *seconds: float, nbytes: int = 1 << 20, w
     return Timing(contender, place, nbytes // 4, nbytes, seconds, wrong)
 
 
-def row(algorithm: str = "ring", nbytes: int = 1 << 20, factor: float = 1.0, wrong: int = 0) -> Row:
+def row(
+    algorithm: str = "ring", nbytes: int = 1 << 20, factor: float = 1.0, wrong: int = 0
+) -> SizeRow:
     """Ours takes 1, 2 and 3 us, MPI twice and Gloo half as long, times `factor`."""
     seconds = [factor * us * 1e-6 for us in (3, 1, 2)]
     named = [(OURS, 1.0), ("MPI", 2.0), ("Gloo", 0.5)]
-    return Row(
+    return SizeRow(
         algorithm,
         [
             timing(name, place, *(slower * s for s in seconds), nbytes=nbytes, wrong=wrong)
@@ -303,7 +305,7 @@ def test_no_line_is_longer_than_80_columns(flags, algorithm, nbytes, factor, wro
 
 
 def test_columns_are_those_of_what_is_measured():
-    ours = Row("ring", [timing(OURS, IN_PLACE, 1e-6)])
+    ours = SizeRow("ring", [timing(OURS, IN_PLACE, 1e-6)])
     head = "".join(Table(options("--no-peers"), 2, ours).head())
     assert "out of place" not in head
     assert "speedup" not in head

@@ -20,8 +20,8 @@ from ringreduce.algorithms import ALGORITHMS
 from ringreduce.bench.inputs import OPS
 from ringreduce.bench.options import read as read_bench
 from ringreduce.launch import cli
-from ringreduce.launch.case import PipelineRequest, Request
 from ringreduce.launch.completion import complete, script
+from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
 from ringreduce.pipeline.generators import SCHEDULES
 from ringreduce.train.strategies import STRATEGIES
 from tests.support.mpi import ROOT
@@ -120,7 +120,7 @@ def test_explain_takes_every_algorithm_that_is_offered(
     completed: Completed, collective: str
 ) -> None:
     for name in completed(f"ringreduce explain --collective {collective} --algorithm "):
-        Request(ranks=2, collective=collective, algorithm=name)
+        ExplainRequest(ranks=2, collective=collective, algorithm=name)
 
 
 def test_explain_takes_every_pipeline_that_is_offered(completed: Completed) -> None:
@@ -132,7 +132,7 @@ def test_explain_takes_every_dtype_that_is_offered(completed: Completed) -> None
     dtypes = completed("ringreduce explain --dtype ")
     assert len(dtypes) > 3
     for dtype in dtypes:
-        Request(ranks=2, dtype=dtype)
+        ExplainRequest(ranks=2, dtype=dtype)
 
 
 @pytest.mark.parametrize("option", ["-o", "-d", "--collective"])

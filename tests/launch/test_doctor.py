@@ -14,7 +14,7 @@ import pytest
 from ringreduce.console.colours import Colours
 from ringreduce.launch import doctor, probe
 from ringreduce.launch.doctor import Finding
-from ringreduce.launch.probe import Answer
+from ringreduce.launch.probe import ProbeResult
 from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec
 
 PLAIN = Colours(enabled=False)
@@ -92,14 +92,14 @@ def test_ok_is_green_and_a_problem_is_yellow_or_red(monkeypatch, capsys, finding
     ],
 )
 def test_a_job_that_is_not_well_says_what_to_do(lines, name, advice, essential):
-    findings = doctor.job_findings(Answer(lines, "libmpi.so.40: no such file"))
+    findings = doctor.job_findings(ProbeResult(lines, "libmpi.so.40: no such file"))
     (broken,) = (finding for finding in findings if finding.advice)
     assert (broken.name, broken.essential) == (name, essential)
     assert advice in broken.advice
 
 
 def test_a_good_job_is_ok():
-    findings = doctor.job_findings(Answer([rank(), rank(rank=1)]))
+    findings = doctor.job_findings(ProbeResult([rank(), rank(rank=1)]))
     assert [finding.line(PLAIN) for finding in findings][1:] == [
         "ok   job            2 ranks started see sizes [2, 2]",
         "ok   thread level   MULTIPLE",
@@ -135,7 +135,7 @@ def test_what_forbids_single_copy_is_named(monkeypatch, scope, advice):
 def test_single_copy_that_ranks_must_allow_is_found(monkeypatch, allowing_helps):
     refused = {"error": "Operation not permitted"}
     answers = [refused, {"error": ""} if allowing_helps else refused]
-    monkeypatch.setattr(doctor, "ask", lambda *_: Answer([answers.pop(0)]))
+    monkeypatch.setattr(doctor, "ask", lambda *_: ProbeResult([answers.pop(0)]))
     finding = next(iter(doctor.shared_memory()))
     works = "process_vm_readv and process_vm_writev work, as ranks allow it to each other"
     works += " (ptrace_scope 1)"
@@ -159,7 +159,7 @@ def test_single_copy_reads_and_writes_another_process(held):
 
 
 def test_single_copy_without_writes_is_named(monkeypatch):
-    monkeypatch.setattr(doctor, "ask", lambda *_: Answer([{"error": "", "writes": False}]))
+    monkeypatch.setattr(doctor, "ask", lambda *_: ProbeResult([{"error": "", "writes": False}]))
     finding = next(iter(doctor.shared_memory()))
     assert finding.value == "process_vm_readv works; process_vm_writev is forbidden"
     assert "seccomp" in finding.advice
@@ -173,24 +173,24 @@ def test_single_copy_sees_wrong_bytes_and_missing_processes(held):
 
 def test_a_probe_that_fails_gives_its_last_words():
     answer = probe.answer_of([sys.executable, "-c", "raise ValueError('no luck')"])
-    assert answer == Answer((), "ValueError: no luck")
+    assert answer == ProbeResult((), "ValueError: no luck")
 
 
 def test_a_probe_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr("ringreduce.supervisor.mpiexec.ANSWER_S", 0.1)
     answer = probe.answer_of([sys.executable, "-c", "import time; time.sleep(30)"])
-    assert answer == Answer((), "no answer within 0.1 s")
+    assert answer == ProbeResult((), "no answer within 0.1 s")
 
 
 def test_a_missing_package_is_told_from_a_broken_one(monkeypatch):
     assert doctor._package("x", "no_such_module", "get it").value == "not installed"
-    monkeypatch.setattr(doctor, "ask", lambda *_: Answer((), "ImportError: libx.so"))
+    monkeypatch.setattr(doctor, "ask", lambda *_: ProbeResult((), "ImportError: libx.so"))
     assert doctor._package("x", "x", "get it").value == "ImportError: libx.so"
 
 
 OPEN_MPI = Mpiexec(Path("mpiexec"), Flavour.OPEN_MPI, "5.0.11")
 OTHER = Mpiexec(Path("mpiexec"), Flavour.MPICH, "5.0.2")
-GOES_ON = Answer([{"reason": "", "size": 2}] * 2)
+GOES_ON = ProbeResult([{"reason": "", "size": 2}] * 2)
 RELAUNCH = "ok   level 2        relaunch: after a loss a new job goes on after the last update"
 HANDOVER = "ok   level 3        handover: other ranks, in a new job, take over at a step"
 
@@ -210,7 +210,7 @@ def test_an_mpi_that_goes_on_has_all_three_levels():
 
 def test_an_mpi_that_ends_the_job_has_two_levels_and_says_why():
     why = "MPICH Version: 5.0.2 ends the whole job if a rank is lost; Open MPI 5 does not"
-    answer = Answer([{"reason": why.replace(": ", ":\t"), "size": 0}] * 2)
+    answer = ProbeResult([{"reason": why.replace(": ", ":\t"), "size": 0}] * 2)
     live = f"ok   level 1        live, not here: {why}"
     assert lines_of(answer, OTHER) == [live, RELAUNCH, HANDOVER]
 
@@ -219,14 +219,14 @@ def test_an_mpi_that_ends_the_job_has_two_levels_and_says_why():
     ("answer", "why"),
     [
         (
-            Answer((), "unrecognized option '--with-ft'"),
+            ProbeResult((), "unrecognized option '--with-ft'"),
             "no job of 2 ranks runs with fault tolerance: unrecognized option '--with-ft'",
         ),
         (
-            Answer([{"reason": "", "size": 2}, {"reason": "", "size": 1}]),
+            ProbeResult([{"reason": "", "size": 2}, {"reason": "", "size": 1}]),
             "the shrunk communicators of 2 ranks have the sizes [2, 1]",
         ),
-        (Answer([{"reason": "it was built without", "size": 0}] * 2), "it was built without"),
+        (ProbeResult([{"reason": "it was built without", "size": 0}] * 2), "it was built without"),
     ],
 )
 def test_an_open_mpi_without_fault_tolerance_says_what_to_add(answer, why):
@@ -284,7 +284,7 @@ def asking(monkeypatch, mpiexec, answers):
 
 @pytest.mark.parametrize("mpiexec", [OPEN_MPI, OTHER])
 def test_the_second_job_is_started_as_the_launcher_starts_one_that_goes_on(monkeypatch, mpiexec):
-    answers = {"mpi": Answer([rank(), rank(rank=1)]), "shrink": GOES_ON}
+    answers = {"mpi": ProbeResult([rank(), rank(rank=1)]), "shrink": GOES_ON}
     asked = asking(monkeypatch, mpiexec, answers)
     names = [finding.name for finding in doctor.mpi()]
     assert names[-3:] == ["level 1", "level 2", "level 3"]
@@ -292,7 +292,7 @@ def test_the_second_job_is_started_as_the_launcher_starts_one_that_goes_on(monke
 
 
 def test_without_a_job_there_is_no_level(monkeypatch):
-    asked = asking(monkeypatch, OPEN_MPI, {"mpi": Answer((), "no slots")})
+    asked = asking(monkeypatch, OPEN_MPI, {"mpi": ProbeResult((), "no slots")})
     *_, broken, levels = doctor.mpi()
     assert broken.essential
     assert levels.line(PLAIN) == (
@@ -352,7 +352,7 @@ def test_a_healthy_environment_is_well():
     ],
 )
 def test_slow_16_bit_floats_are_named(monkeypatch, lines, complaint, words):
-    monkeypatch.setattr(doctor, "ask", lambda *_: Answer(lines, complaint))
+    monkeypatch.setattr(doctor, "ask", lambda *_: ProbeResult(lines, complaint))
     found = doctor._short_floats()
     assert found.value == words
     assert bool(found.advice) == (words != "added by compiled loops")

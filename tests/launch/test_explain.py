@@ -23,8 +23,9 @@ import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.algorithms.definition import REGISTERED
 from ringreduce.config import Config, Memory
-from ringreduce.launch import case, cli, explain, host
-from ringreduce.launch.probe import Answer, ask
+from ringreduce.launch import cli, example_call, explain
+from ringreduce.launch.example_call import memory_of_job
+from ringreduce.launch.probe import ProbeResult, ask
 from ringreduce.picture import to_svg
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, resolve, slice_count
@@ -45,7 +46,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_job(ranks: int, transport: str | None = None) -> Memory | None:
         return IN_MEMORY if transport == "shm" else None
 
-    monkeypatch.setattr(case, "memory_of_job", of_job)
+    monkeypatch.setattr(example_call, "memory_of_job", of_job)
     monkeypatch.setenv("COLUMNS", "200")  # no line is wrapped
 
 
@@ -302,12 +303,12 @@ def test_the_first_line_says_how_ranks_exchange_data(said: Said, line: str, how:
 
 def test_more_ranks_than_cores_are_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     crowded = replace(IN_MEMORY, crowded=True)
-    monkeypatch.setattr(case, "memory_of_job", lambda *_: crowded)
+    monkeypatch.setattr(example_call, "memory_of_job", lambda *_: crowded)
     assert said("-n 2")[0][0].endswith(" · through shared memory, more ranks than cores")
 
 
 def test_a_quick_kernel_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(case, "memory_of_job", lambda *_: replace(IN_MEMORY, quick=True))
+    monkeypatch.setattr(example_call, "memory_of_job", lambda *_: replace(IN_MEMORY, quick=True))
     assert said("-n 2")[0][0].endswith(" · through shared memory, quick copies by the kernel")
 
 
@@ -337,21 +338,21 @@ FOUND = {"shared": True, "single_copy": True}
     ],
 )
 def test_a_job_here_shares_memory_if_it_can(monkeypatch, found, transport, variable, memory):
-    answer = Answer([] if found is None else [found])
-    monkeypatch.setattr(host, "ask", lambda probe: answer)
-    monkeypatch.setattr(host, "usable", lambda: 4)
+    answer = ProbeResult([] if found is None else [found])
+    monkeypatch.setattr(example_call, "ask", lambda probe: answer)
+    monkeypatch.setattr(example_call, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
     if variable:
         monkeypatch.setenv("RINGREDUCE_TRANSPORT", variable)
-    assert host.memory_of_job(4, transport) == (memory and Memory(*memory))
+    assert memory_of_job(4, transport) == (memory and Memory(*memory))
 
 
 @pytest.mark.parametrize(("ranks", "crowded"), [(4, False), (5, True)])
 def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, crowded):
-    monkeypatch.setattr(host, "ask", lambda probe: Answer([FOUND]))
-    monkeypatch.setattr(host, "usable", lambda: 4)
+    monkeypatch.setattr(example_call, "ask", lambda probe: ProbeResult([FOUND]))
+    monkeypatch.setattr(example_call, "usable", lambda: 4)
     monkeypatch.delenv("RINGREDUCE_TRANSPORT", raising=False)
-    assert host.memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
+    assert memory_of_job(ranks) == Memory(single_copy=True, crowded=crowded)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +365,7 @@ def test_a_job_is_crowded_if_it_has_more_ranks_than_cores(monkeypatch, ranks, cr
 def test_a_variable_that_no_job_would_take_is_refused(
     monkeypatch, capsys, variable, value, complaint
 ):
-    monkeypatch.setattr(case, "memory_of_job", host.memory_of_job)
+    monkeypatch.setattr(example_call, "memory_of_job", memory_of_job)
     monkeypatch.setenv(variable, value)
     assert cli.main(["explain", "-n", "2"]) == 2
     printed = capsys.readouterr()
@@ -429,8 +430,8 @@ def test_a_job_takes_what_explain_shows(
 ) -> None:
     variables = {"RINGREDUCE_TRANSPORT": transport} if transport else {}
     in_job = mpi.run_ok("call", ranks, f"{__name__}:choices", **variables)
-    memory_of_job = cache(host.memory_of_job)  # which asks the host once for all cases
-    monkeypatch.setattr(case, "memory_of_job", memory_of_job)
+    of_host = cache(memory_of_job)  # which asks the host once for all cases
+    monkeypatch.setattr(example_call, "memory_of_job", of_host)
     shown = []
     for collective, nbytes in CASES:
         line = f"-n {ranks} --collective {collective} --bytes {nbytes} --json"

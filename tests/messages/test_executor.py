@@ -14,7 +14,7 @@ from ringreduce.calls.call import Call
 from ringreduce.control.executable import Control
 from ringreduce.control.signature import Signature
 from ringreduce.messages.binding import BoundStep, Flow
-from ringreduce.messages.executor import Executable
+from ringreduce.messages.executor import MessageExecutable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.messages.unrolled import unrolled
 from ringreduce.planning.plan import Plan, plan_whole
@@ -124,7 +124,7 @@ class Posted:
 def test_a_message_that_comes_while_receives_are_taken_back_meets_its_own():
     posted = Posted(6000, 4000, 2004)
     cache = FlowCache(posted, CONFIG)
-    executable = Executable(Task(None, None, None, ()), cache, Control(None, None, None))
+    executable = MessageExecutable(Task(None, None, None, ()), cache, Control(None, None, None))
     flow = Flow(0, 0, [BoundStep(0, recvs=[(1, n) for n in posted.open])])
     executable._under_way.append(flow)
     assert executable.withdraw()

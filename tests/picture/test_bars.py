@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ringreduce.picture.bars import Bar, Group, draw_bars
+from ringreduce.picture.bars import Bar, BarGroup, draw_bars
 from ringreduce.picture.style import BLUE, ORANGE
 from tests.support.pictures import box, number, parse, shapes, whole
 
 GROUPS = [
-    Group("few", [Bar("ours", 1, "1 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)]),
-    Group("many", [Bar("ours", 0, "0 MiB", BLUE)]),
+    BarGroup("few", [Bar("ours", 1, "1 MiB", BLUE), Bar("theirs", 4, "4 MiB", ORANGE)]),
+    BarGroup("many", [Bar("ours", 0, "0 MiB", BLUE)]),
 ]
 
 
-def bars(groups: list[Group]) -> list[float]:
+def bars(groups: list[BarGroup]) -> list[float]:
     """The widths of the bars."""
     rects = parse(draw_bars("title", "facts", groups)).iter("rect")
     return [number(rect, "width") for rect in rects if rect.get("class") == "bar"]

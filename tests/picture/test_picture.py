@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
 from ringreduce.picture import to_png, to_svg
-from ringreduce.picture.palette import in_parts
+from ringreduce.picture.layout import StepColumns
+from ringreduce.picture.legend import in_parts
 from ringreduce.picture.style import PALETTE, in_dark, in_light
-from ringreduce.picture.timeline import Timeline
 from ringreduce.schedules.matching import match
 from ringreduce.schedules.schedule import Schedule, chunk_text
 from tests.support.pictures import Box, box, contrasts, groups, number, parse, shapes, whole
@@ -178,7 +178,7 @@ def test_a_schedule_that_cannot_finish_is_refused() -> None:
         to_svg(written("rank 0\n <1:0\n >1:0\nrank 1\n <0:0\n >0:0"))
 
 
-MODULES = ("", ".chart", ".lanes", ".palette", ".scales", ".style", ".svg", ".timeline", ".words")
+MODULES = ("", ".bars", ".chart", ".drawing", ".lanes", ".layout", ".legend", ".scales", ".style")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -361,13 +361,13 @@ def test_without_nodes_there_are_no_frames() -> None:
 
 
 def test_a_ring_goes_in_lockstep() -> None:
-    timeline = Timeline.of(build("all_reduce", "ring", block_layout(5)))
+    timeline = StepColumns.of(build("all_reduce", "ring", block_layout(5)))
     assert timeline.in_lockstep
     assert all(column == message.sender.step for message, column in timeline.messages.items())
 
 
 def test_a_rank_alone_on_its_node_waits_for_the_others() -> None:
-    timeline = Timeline.of(hierarchical(UNEVEN))
+    timeline = StepColumns.of(hierarchical(UNEVEN))
     assert not timeline.in_lockstep
     assert timeline.borders[3] == [0, 4, 5, 6, 7]
     assert timeline.borders[0] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
@@ -377,7 +377,7 @@ def test_a_rank_alone_on_its_node_waits_for_the_others() -> None:
 @given(any_schedule())
 @settings(max_examples=50)
 def test_a_message_lies_within_the_steps_of_both_its_ranks(schedule: Schedule) -> None:
-    timeline = Timeline.of(schedule)
+    timeline = StepColumns.of(schedule)
     for message, column in timeline.messages.items():
         for rank, step in (message.sender, message.receiver):
             begin, end = timeline.borders[rank][step : step + 2]

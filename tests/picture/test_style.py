@@ -22,10 +22,10 @@ from ringreduce.picture.style import (
     PURPLE,
     TINTS,
     document,
+    element,
     in_dark,
     in_light,
 )
-from ringreduce.picture.svg import element
 from tests.support.pictures import contrast, linear_rgb
 
 SIGHT = {

@@ -17,8 +17,8 @@ from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.planning.instructions import (
     CopyBytes,
     FreeSlot,
+    Operand,
     Pause,
-    Place,
     Post,
     Reduce,
     Wait,
@@ -310,7 +310,7 @@ def test_a_rank_copies_its_own_part_while_it_waits(way):
     """The root's part of a gather is copied after the post, and before the first wait."""
     schedule = build("gather", "star", [[0, 1, 2]])
     made = [plan_parts(schedule, r, [4, 4, 4], ITEMSIZE, 1).of(r).slice(0) for r in range(3)]
-    own, other = Place(0, OUTPUT, 0), Place(0, INPUT, 0)
+    own, other = Operand(0, OUTPUT, 0), Operand(0, INPUT, 0)
     program = instructions_of(made, 0, ITEMSIZE, way == "single-copy", False).instructions
     kinds = [type(instr) for instr in program[:4]]
     assert kinds == [FreeSlot, Post, CopyBytes, Wait]

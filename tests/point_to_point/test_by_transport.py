@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringreduce.point_to_point.by_transport import _ANSWER, _ANSWER_HEAD, _READY, TransportRoad
-from ringreduce.point_to_point.road import Kind
+from ringreduce.point_to_point.road import DtypeAndShape
 from ringreduce.transports.base import lost
 
 
@@ -46,6 +46,6 @@ class Channel:
 
 def test_long_data_that_cannot_start_are_not_taken():
     road, data = TransportRoad(Channel()), np.zeros(100_000)
-    assert road.offer(1, Kind.of(data.dtype, data.shape), 0, data) == 1
+    assert road.offer(1, DtypeAndShape.of(data.dtype, data.shape), 0, data) == 1
     assert list(road.answers(1)) == []
     assert "rank 1 is lost" in road.lost(1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.recovery.pace import Pace
+from ringreduce.recovery.elastic import ComputeTimer
 from ringreduce.supervisor.paces import Paces
 
 
@@ -51,7 +51,7 @@ def test_the_time_in_calls_is_no_computation(is_async):
 
     def program(comm):
         found = []
-        pace = Pace(comm, lambda step, seconds: found.append((step, seconds)))
+        pace = ComputeTimer(comm, lambda step, seconds: found.append((step, seconds)))
         pace.after(53)
         if comm.rank == 1:
             time.sleep(0.1)
@@ -72,7 +72,7 @@ def test_the_time_in_calls_is_no_computation(is_async):
 
 def test_a_measurement_that_is_given_up_leaves_calls_as_they_were():
     def program(comm):
-        pace = Pace(comm, lambda step, seconds: None)
+        pace = ComputeTimer(comm, lambda step, seconds: None)
         pace.after(106)
         pace.close()
         return comm.all_reduce(1).item(), type(comm._queue.lock).__name__

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringreduce.recovery.wire import Message
+from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor import generation
 from ringreduce.supervisor.elastic import ElasticSupervisor, _code_of, _signal_of
 from ringreduce.supervisor.generation import Generation
@@ -66,12 +66,12 @@ def test_a_rank_that_reports_another_one_is_alive_and_not_to_blame(clock, starte
 
 def test_ranks_that_wait_a_second_time_have_the_whole_timeout(clock, started):
     found, ranks = started(2)
-    found.ask(ranks[0], Message("finished"), timeout_s=30)
+    found.ask(ranks[0], WireMessage("finished"), timeout_s=30)
     assert found.asked_until == 130
     found.answer([ranks[0]], "go on")
     assert found.asked_until is None
     clock.now = 150
-    found.ask(ranks[1], Message("finished"), timeout_s=30)
+    found.ask(ranks[1], WireMessage("finished"), timeout_s=30)
     assert found.asked_until == 180
 
 

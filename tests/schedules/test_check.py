@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import build
 from ringreduce.errors import ScheduleError
 from ringreduce.schedules.check import Expression, check
-from ringreduce.schedules.matching import Place, match
+from ringreduce.schedules.matching import RankStep, match
 from ringreduce.schedules.schedule import Claim, Recv, Schedule, Send, Step
 from tests.support.each import each
 from tests.support.strategies import (
@@ -455,7 +455,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return build(collective, algorithm, draw(layouts(max_nodes=4, max_ranks=9)))
 
 
-def edited(ranks: Ranks, place: Place, old: Send | Recv, new: Send | Recv | None) -> Ranks:
+def edited(ranks: Ranks, place: RankStep, old: Send | Recv, new: Send | Recv | None) -> Ranks:
     """The ranks with the message `old` of one step replaced, or dropped."""
     step = ranks[place.rank][place.step]
     messages = [new if message == old else message for message in (*step.sends, *step.recvs)]
@@ -487,7 +487,7 @@ def mutants_of_one_end(draw: st.DrawFn) -> Schedule:
     schedule = draw(schedules())
     ranks = steps_of(schedule)
     ends = [
-        (Place(rank, number), end)
+        (RankStep(rank, number), end)
         for rank, steps in enumerate(ranks)
         for number, step in enumerate(steps)
         for end in (*step.sends, *step.recvs)

@@ -6,7 +6,7 @@ import pytest
 
 from ringreduce.errors import ScheduleError
 from ringreduce.schedules.cost import Link, Links, Profile
-from ringreduce.schedules.matching import Place, match
+from ringreduce.schedules.matching import RankStep, match
 from ringreduce.schedules.schedule import from_text
 from ringreduce.schedules.simulation import Workload, simulate
 
@@ -53,8 +53,8 @@ def test_a_message_that_is_complete_ahead_costs_no_time_later() -> None:
 
 
 def test_the_watcher_sees_when_the_work_after_each_step_begins() -> None:
-    seen: dict[Place, float] = {}
+    seen: dict[RankStep, float] = {}
     text = "rank 0\n - \n >1:0 \nrank 1\n <0:0"
     made = workload(text, [[3.0, 0.0], [5.0]], message_s=2.0)
     simulate(made, watch=seen.__setitem__)
-    assert seen == {Place(0, 0): 0.0, Place(0, 1): 5.0, Place(1, 0): 5.0}
+    assert seen == {RankStep(0, 0): 0.0, RankStep(0, 1): 5.0, RankStep(1, 0): 5.0}

@@ -17,7 +17,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.shm import blocks
-from ringreduce.shm.block_access import BLOCK_BYTES, Lock, committing, held
+from ringreduce.shm.block_access import BLOCK_BYTES, BlockLock, committing, held
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.system.proc import start_of
 from tests.shm.test_program import gathered
@@ -46,8 +46,8 @@ def shared(ranks: int, count: int, dtype=FLOAT, owner=0, timeout_s=20.0) -> list
     return gathered(ranks, use)
 
 
-def lock(of: Blocks, block: int) -> Lock:
-    return Lock(of._access.locks + block * blocks.LOCK_BYTES)
+def lock(of: Blocks, block: int) -> BlockLock:
+    return BlockLock(of._access.locks + block * blocks.LOCK_BYTES)
 
 
 def read(of: Blocks) -> list:

@@ -8,18 +8,24 @@ from ringreduce.compiler.records import Record, offset_of, size_of
 from ringreduce.shm import layout
 from ringreduce.shm.layout import WORD, Slot, Team
 
-INSTRUCTIONS = [layout.FreeSlot, layout.Post, layout.Wait, layout.Copy, layout.Reduce]
+INSTRUCTIONS = [
+    layout.FreeSlotRecord,
+    layout.PostRecord,
+    layout.WaitRecord,
+    layout.CopyRecord,
+    layout.ReduceRecord,
+]
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
 def test_every_instruction_fits_and_begins_with_its_opcode(instruction):
     assert size_of(instruction) <= layout.INSTRUCTION_BYTES
-    assert offset_of(instruction, "opcode") == offset_of(layout.Instruction, "opcode") == 0
+    assert offset_of(instruction, "opcode") == offset_of(layout.InstructionRecord, "opcode") == 0
 
 
 @pytest.mark.parametrize("instruction", INSTRUCTIONS[:3])
 def test_instructions_of_the_protocol_begin_alike(instruction):
-    assert offset_of(instruction, "round") == offset_of(layout.Instruction, "round")
+    assert offset_of(instruction, "round") == offset_of(layout.InstructionRecord, "round")
 
 
 def test_data_in_a_slot_follow_its_header():

@@ -27,9 +27,9 @@ from ringreduce.shm.mailbox import (
     TAKEN,
     UNKNOWN,
     Answer,
-    Channel,
     Counts,
-    Kind,
+    DtypeAndShapeRecord,
+    MailboxPair,
     Offer,
     RankState,
 )
@@ -40,8 +40,8 @@ class Two:
 
     def __init__(self) -> None:
         self.memory = np.zeros((2, MAILBOX_BYTES), np.uint8)
-        self.words = np.zeros((2, size_of(Channel) // WORD), np.int64)
-        self.channels = [Channel(words.ctypes.data) for words in self.words]
+        self.words = np.zeros((2, size_of(MailboxPair) // WORD), np.int64)
+        self.channels = [MailboxPair(words.ctypes.data) for words in self.words]
         for rank, channel in enumerate(self.channels):
             channel.mine = self.memory[rank].ctypes.data
             channel.theirs = self.memory[1 - rank].ctypes.data
@@ -50,11 +50,13 @@ class Two:
             channel.spins = 3
 
 
-def kind_of(nbytes: int, digest: int = 1, text: bytes = b"uint8[?]") -> tuple[Kind, np.ndarray]:
-    memory = np.zeros(size_of(Kind) + mailbox.TEXT_BYTES, np.uint8)
-    kind = Kind(memory.ctypes.data)
+def kind_of(
+    nbytes: int, digest: int = 1, text: bytes = b"uint8[?]"
+) -> tuple[DtypeAndShapeRecord, np.ndarray]:
+    memory = np.zeros(size_of(DtypeAndShapeRecord) + mailbox.TEXT_BYTES, np.uint8)
+    kind = DtypeAndShapeRecord(memory.ctypes.data)
     kind.digest_low, kind.digest_high, kind.nbytes, kind.text_bytes = digest, 7, nbytes, len(text)
-    memory[size_of(Kind) :][: len(text)] = np.frombuffer(text, np.uint8)
+    memory[size_of(DtypeAndShapeRecord) :][: len(text)] = np.frombuffer(text, np.uint8)
     return kind, memory
 
 
@@ -173,11 +175,13 @@ class Several:
 
     def __init__(self) -> None:
         self.memory = np.zeros((2, 4, MAILBOX_BYTES), np.uint8)
-        self.words = np.zeros((3, 4, max(size_of(Channel), size_of(RankState)) // WORD), np.int64)
+        self.words = np.zeros(
+            (3, 4, max(size_of(MailboxPair), size_of(RankState)) // WORD), np.int64
+        )
         mine, theirs = ([box.ctypes.data for box in boxes] for boxes in self.memory)
         theirs[1] = mine[1]
         at = [[words.ctypes.data for words in records] for records in self.words]
-        self.here, self.there = [[Channel(each) for each in channels] for channels in at[:2]]
+        self.here, self.there = [[MailboxPair(each) for each in channels] for channels in at[:2]]
         self.states = [RankState(each) for each in at[2]]
         for peer, (here, there) in enumerate(zip(self.here, self.there, strict=True)):
             here.mine, here.theirs, here.peer_state = mine[peer], theirs[peer], at[2][peer]

@@ -10,7 +10,7 @@ import pytest
 from ringreduce.compiler.memory import load, store
 from ringreduce.compiler.records import address_of
 from ringreduce.shm import executor, protocol
-from ringreduce.shm.layout import Buffer, Program, Push, Reduce
+from ringreduce.shm.layout import Buffer, Program, PushRecord, ReduceRecord
 from tests.support import late_writes
 from tests.support.interleavings import MISTAKES, TornError, Walk, explore, zero
 
@@ -51,7 +51,7 @@ def test_in_every_order_an_array_that_was_given_back_is_not_written(ranks):
 def test_a_part_that_could_not_be_written_to_a_peer_is_not_reduced_again(monkeypatch):
     """In place it is its own source: here two parts of two words, of which the first waits."""
     walk = late_writes.Walk(["write"], [])
-    team, program, instruction = walk.teams[0], zero(Program), zero(Reduce)
+    team, program, instruction = walk.teams[0], zero(Program), zero(ReduceRecord)
     own, other = np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])
     buffers, sources = [zero(Buffer) for _ in range(2)], np.zeros(4 + 2, np.int64)
     for index, array in enumerate((own, other)):
@@ -75,7 +75,7 @@ def test_a_part_that_could_not_be_written_to_a_peer_is_not_reduced_again(monkeyp
 
 def test_a_push_goes_on_with_the_piece_that_could_not_be_written(monkeypatch):
     """Of three pieces, the last one shorter, the second waits."""
-    program, push, source, written = zero(Program), zero(Push), zero(Buffer), []
+    program, push, source, written = zero(Program), zero(PushRecord), zero(Buffer), []
     piece = executor._PUSHED_BYTES
     push.source.buffer, push.source.offset, push.nbytes = address_of(source), 5, 2 * piece + 7
 

@@ -12,8 +12,8 @@ from ringreduce.planning.instructions import (
     CopyBytes,
     FreeSlot,
     Instruction,
+    Operand,
     Pause,
-    Place,
     Post,
     Reduce,
     Wait,
@@ -139,7 +139,7 @@ class InstructionMachine:
         self.piece[rank] = (self.piece[rank] + 1) % _PIECES
         return self.piece[rank] == 0
 
-    def _at(self, rank: int, place: Place, count: int) -> np.ndarray:
+    def _at(self, rank: int, place: Operand, count: int) -> np.ndarray:
         memory, first = self.memory[place.rank].get(place.buffer), 0
         if place.buffer == SLOT:
             memory, first = self.buffers[rank][place.rank]

@@ -25,13 +25,13 @@ from ringreduce.shm.layout import (
     MISMATCH,
     PUBLISHES_DATA,
     PUBLISHES_NOTHING,
-    FreeSlot,
+    FreeSlotRecord,
     Peer,
-    Post,
+    PostRecord,
     Program,
     Slot,
     Team,
-    Wait,
+    WaitRecord,
 )
 
 _SLOT_BYTES = 64
@@ -124,7 +124,7 @@ class Walk:
 
         def free() -> int:
             program.header.call_number = number
-            instruction = zero(FreeSlot)
+            instruction = zero(FreeSlotRecord)
             instruction.nbytes = _DATA_BYTES
             return protocol.free_slot(program, team, instruction, number)
 
@@ -134,7 +134,7 @@ class Walk:
             return DONE
 
         def post() -> int:
-            protocol.post(program, team, zero(Post), number)
+            protocol.post(program, team, zero(PostRecord), number)
             return DONE
 
         yield free
@@ -146,7 +146,7 @@ class Walk:
             yield lambda index=index: self._read(protocol.peer_of(team, index), number)
 
     def _wait(self, program: Program, team: Team, index: int, number: int) -> int:
-        instruction = zero(Wait)
+        instruction = zero(WaitRecord)
         instruction.peer, instruction.reads = index, 1
         return protocol.wait(program, team, instruction, number)
 
@@ -290,13 +290,13 @@ def one_slot(segment: int, sequence: int) -> Any:
     return protocol.Slot(segment)
 
 
-def sequence_first(program: Program, team: Team, instruction: Post, sequence: int) -> None:
+def sequence_first(program: Program, team: Team, instruction: PostRecord, sequence: int) -> None:
     """`post`, were the sequence number published before the header."""
     protocol.store_release(protocol.slot_of(team.segment, sequence), "sequence", sequence)
     _POST(program, team, instruction, sequence)
 
 
-def no_wait(program: Program, team: Team, instruction: FreeSlot, sequence: int) -> int:
+def no_wait(program: Program, team: Team, instruction: FreeSlotRecord, sequence: int) -> int:
     """`free_slot`, did it not wait."""
     slot = protocol.slot_of(team.segment, sequence)
     team.slot.address = address_of(slot) + DATA_OFFSET

@@ -163,7 +163,7 @@ def stepped(walk: Walk) -> Iterator[None]:
 
     def record(kind: str) -> Callable[[int], Any]:
         """Records at addresses that nobody may touch: only their addresses count."""
-        return lambda segment: protocol.Mark(segment + getattr(protocol, f"{kind}_OFFSET"))
+        return lambda segment: protocol.WriteMark(segment + getattr(protocol, f"{kind}_OFFSET"))
 
     stepping = {
         "mark_of": record("MARK"),

@@ -972,7 +972,7 @@ MUTATIONS = [
     ),
     Mutation(
         "drawn-before-its-receiver-is-there",
-        "picture/timeline.py",
+        "picture/layout.py",
         "messages[message] = max(both)",
         "messages[message] = min(both)",
         "A picture shows a message before both its ranks are in their steps.",

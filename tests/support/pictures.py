@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from ringreduce.picture.svg import text_width
+from ringreduce.picture.style import text_width
 
 
 class Box(NamedTuple):

@@ -14,9 +14,9 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.transports import sockets, streams
-from ringreduce.transports.mesh import Mesh, connect
+from ringreduce.transports.mesh import SocketMesh, connect
 from ringreduce.transports.sockets import SocketTransport
-from ringreduce.transports.streams import Kind, Stream
+from ringreduce.transports.streams import FrameStream, FrameType
 from tests.support.messages import complete, receive, send, until
 from tests.support.threads import Exchange, on_threads
 
@@ -26,8 +26,8 @@ def two_ranks(timeout_s=1.0):
     for end in ends:
         end.setblocking(False)
     return (
-        SocketTransport(Mesh(0, [None, ends[0]], cores=2), timeout_s),
-        SocketTransport(Mesh(1, [ends[1], None], cores=2), timeout_s),
+        SocketTransport(SocketMesh(0, [None, ends[0]], cores=2), timeout_s),
+        SocketTransport(SocketMesh(1, [ends[1], None], cores=2), timeout_s),
     )
 
 
@@ -144,7 +144,7 @@ def test_a_collection_without_the_others_names_them():
     "frame",
     [
         struct.pack("<BIQ", 99, 0, 0),
-        struct.pack("<BIQ", Kind.DATA, 0, 1 << 62) + b"x",
+        struct.pack("<BIQ", FrameType.DATA, 0, 1 << 62) + b"x",
     ],
 )
 def test_what_is_no_frame_or_too_long_ends_the_connection(pair, frame):
@@ -161,7 +161,7 @@ def test_what_is_no_frame_or_too_long_ends_the_connection(pair, frame):
 
 def test_a_length_alone_takes_no_memory(pair):
     here, there = pair
-    there._streams[0].connection.send(struct.pack("<BIQ", Kind.CONTROL, 0, 1 << 62) + b"x")
+    there._streams[0].connection.send(struct.pack("<BIQ", FrameType.CONTROL, 0, 1 << 62) + b"x")
     for _ in range(10):
         assert here.poll_control() == []
 
@@ -205,7 +205,7 @@ class HandlerError(Exception):
 @pytest.mark.parametrize("nbytes", [0, 8, 300_000])
 def test_an_exception_right_after_a_call_of_the_kernel_does_no_harm(pair, nbytes):
     here, there = pair
-    data, make, calls = os.urandom(nbytes), Stream._call, []
+    data, make, calls = os.urandom(nbytes), FrameStream._call, []
 
     def raise_often(stream, note, function, *args):
         make(stream, note, function, *args)
@@ -213,7 +213,7 @@ def test_an_exception_right_after_a_call_of_the_kernel_does_no_harm(pair, nbytes
         if len(calls) % 2:
             raise HandlerError
 
-    with mock.patch.object(Stream, "_call", raise_often):
+    with mock.patch.object(FrameStream, "_call", raise_often):
         with contextlib.suppress(HandlerError):
             send(there, 0, 0, data)
         for poll in [here.poll_control, there.poll_control] * 40:

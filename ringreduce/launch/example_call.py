@@ -1,4 +1,4 @@
-"""What `ringreduce explain` explains: a request, and what a call would find and do."""
+"""What `ringreduce explain` explains: a request, and what a call would find and do on this host."""
 
 from __future__ import annotations
 
@@ -10,20 +10,49 @@ from pathlib import Path
 import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
-from ringreduce.config import Config
+from ringreduce.config import Config, Environment, Memory
 from ringreduce.errors import counted, did_you_mean
-from ringreduce.launch.host import memory_of_job
+from ringreduce.launch.probe import ask
 from ringreduce.pipeline.definition import PipelineSchedule
 from ringreduce.pipeline.registry import schedule
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
 from ringreduce.schedules.collectives import IN_PARTS
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.system.cores import usable
 from ringreduce.system.topology import Nodes, parse_nodes
 
 
+class VariableError(Exception):
+    """A variable of the environment has a value with which no job would start."""
+
+
+def memory_of_job(ranks: int, transport: str | None = None) -> Memory | None:
+    """Return what memory a job of `ranks` ranks on this host shares; None: it exchanges messages.
+
+    `transport` is as for `ringreduce.init`.  Raises VariableError for a variable that `init`
+    would refuse.
+    """
+    transport = transport or _transport_of_environment()
+    if transport == "mpi":
+        return None
+    answer = ask("memory")
+    found = answer.lines[0] if answer.lines else {}
+    if not found.get("shared") and transport != "shm":
+        return None
+    can = {fact: found.get(fact, False) for fact in ("single_copy", "writes", "quick")}
+    return Memory(crowded=ranks > usable(), **can)
+
+
+def _transport_of_environment() -> str:
+    try:
+        return Environment.read().transport or "auto"
+    except ValueError as error:
+        raise VariableError(str(error)) from None
+
+
 @dataclass(frozen=True)
-class Request:
+class ExplainRequest:
     """A call to explain, and the output that is wanted.  Raises ValueError for a wrong field."""
 
     ranks: int
@@ -71,12 +100,10 @@ class Request:
 
     @property
     def layout(self) -> Nodes:
-        """The ranks of each node, by number."""
         return parse_nodes(self.nodes or (self.ranks,), self.ranks)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         try:
             dtype = np.dtype(self.dtype)
         except TypeError:
@@ -97,12 +124,9 @@ class PipelineRequest:
     """A pipeline to explain, and what to print.  Raises ValueError for a wrong field."""
 
     name: str
-    """Name of the schedule."""
     ranks: int
     splits: int
-    """Microbatches."""
     virtual: int = 1
-    """Stages of each rank."""
     prove: bool = False
     svg: Path | None = None
     png: Path | None = None
@@ -117,7 +141,6 @@ class PipelineRequest:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """The schedule that is shown."""
         return schedule(self.name, self.ranks, self.splits, self.virtual)
 
 
@@ -128,12 +151,11 @@ class Case:
     A schedule that is wrong may have no price, so prices are computed when they are used.
     """
 
-    request: Request
+    request: ExplainRequest
     config: Config
-    """The settings of a communicator that runs the call."""
 
     @classmethod
-    def of(cls, request: Request) -> Case:
+    def of(cls, request: ExplainRequest) -> Case:
         one_node = len(request.layout) == 1
         memory = memory_of_job(request.ranks, request.transport) if one_node else None
         return cls(request, Config(memory=memory))
@@ -146,28 +168,22 @@ class Case:
 
     @cached_property
     def algorithm(self) -> str:
-        """The algorithm that is shown."""
         named = self.request.algorithm
         return self.choice.algorithm if named == "auto" else named
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The schedule that is shown."""
         request = self.request
         return build(request.collective, self.algorithm, request.layout, request.root)
 
     @cached_property
     def slices(self) -> int:
-        """The number of slices that the array is divided into."""
         request = self.request
         return slice_count(self.schedule, request.nbytes, request.layout, self.config)
 
     @cached_property
     def predicted_s(self) -> Mapping[str, float]:
-        """Algorithm -> predicted seconds, of the candidates and of the algorithm that is shown.
-
-        The cheapest comes first.
-        """
+        """Algorithm -> predicted seconds, cheapest first, of the candidates and the one shown."""
         predicted_s, name, request = dict(self.choice.predicted_s), self.algorithm, self.request
         if name not in predicted_s:
             nbytes = priced_bytes(request.nbytes)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import ringreduce as rr
 from ringreduce.calls.engine import Engine
-from ringreduce.shm import pieces
+from ringreduce.shm import gpu_staging
 from tests.support import late
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG
@@ -24,7 +24,7 @@ SHARED = replace(CONFIG, shared_memory=True)
 @pytest.fixture(autouse=True)
 def short_pieces():
     """The longest arrays of the programs have more pieces than there are blocks."""
-    with mock.patch.object(pieces, "PIECE_BYTES", 32 << 10):
+    with mock.patch.object(gpu_staging, "PIECE_BYTES", 32 << 10):
         yield
 
 
@@ -46,7 +46,7 @@ def spawn(program, ranks, *args):
     ],
 )
 def test_the_lengths_of_pieces(count, itemsize, lengths):
-    assert pieces.piece_counts(count, itemsize) == lengths
+    assert gpu_staging.piece_counts(count, itemsize) == lengths
 
 
 @pytest.mark.slow

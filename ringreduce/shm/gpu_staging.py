@@ -14,7 +14,7 @@ import numpy as np
 
 from ringreduce.control import executable
 from ringreduce.devices.base import Device, Stream, flat_pair, shares_memory
-from ringreduce.shm.executable import Executable as HostExecutable
+from ringreduce.shm.executable import ShmExecutable
 
 PIECE_BYTES = 4 << 20
 """To reduce a piece of this length takes longer than to start its copies, a few 10 us."""
@@ -23,7 +23,7 @@ _BLOCKS = 3
 
 
 def piece_counts(count: int, itemsize: int) -> dict[int, int]:
-    """Cut `count` elements into pieces; return how many pieces there are of each length."""
+    """Cut `count` elements into pieces; return the number of pieces of each length."""
     most = PIECE_BYTES // itemsize
     longest = max(0, -(-count // most) - 1)
     last = count - longest * most
@@ -39,7 +39,7 @@ def _whole_pages(reachable: Callable[..., Any]) -> Any:
     return memory[start : start + PIECE_BYTES]
 
 
-class Blocks:
+class PinnedPieces:
     """The pinned host memory of a GPU's calls, which run one after another."""
 
     def __init__(self, reachable: Callable[..., Any], stream: Stream) -> None:
@@ -52,15 +52,12 @@ class Blocks:
             stream.pin(block)
 
     def close(self) -> None:
-        """Wait until all copies are done, and unpin the memory."""
         self._stream.close()
 
 
-class Executable(executable.Executable):
-    """An all-reduce on a GPU; see `ringreduce.control.executable.Executable`."""
-
+class GpuExecutable(executable.Executable):
     def __init__(
-        self, pieces: Sequence[HostExecutable], device: Device, dtype: Any, blocks: Blocks
+        self, pieces: Sequence[ShmExecutable], device: Device, dtype: Any, blocks: PinnedPieces
     ) -> None:
         """Run ``pieces[-1]`` in place on the last piece, and ``pieces[0]`` on all others."""
         assert device.stream is not None
@@ -69,7 +66,7 @@ class Executable(executable.Executable):
         self.moved = False
         self._header = b""
         self._flat: tuple[Any, Any] | None = None
-        """The flat input and output of this run; None: the executable is not running."""
+        """The flat input and output of the present run."""
         self._target: Any = None
         self._at = self._count = 0
         """The piece that is reduced, and the number of pieces."""
@@ -110,11 +107,10 @@ class Executable(executable.Executable):
         return True
 
     @property
-    def _piece(self) -> HostExecutable:
+    def _piece(self) -> ShmExecutable:
         return self._pieces[-1 if self._at == self._count - 1 else 0]
 
     def _finish(self) -> None:
-        """Copy the result to a target that is not contiguous, and release the arrays."""
         assert self._flat is not None
         target, flat = self._target, self._flat[1]
         if not shares_memory(self._device, flat, target):
@@ -128,7 +124,6 @@ class Executable(executable.Executable):
         return flat[piece * length : (piece + 1) * length]
 
     def _host(self, piece: int) -> Any:
-        """Return the host memory of a piece, as an array of its length and dtype."""
         assert self._flat is not None
         nbytes = self._of(self._flat[0], piece).nbytes
         return self._blocks.memory[piece % _BLOCKS][:nbytes].view(self._dtype)
@@ -143,7 +138,6 @@ class Executable(executable.Executable):
         self._blocks.copied[piece % _BLOCKS].set()
 
     def _copy_in(self, piece: int) -> None:
-        """Queue the copy of a reduced piece to the target."""
         assert self._flat is not None
         into = self._of(self._flat[1], piece)
         if into.nbytes:
