@@ -31,11 +31,11 @@ import ringreduce as rr
 from benchmarks.rows import command_line, environment, replace
 from ringreduce.train import inputs
 from ringreduce.train.configuration import Given
-from ringreduce.train.search.candidates import VIRTUAL, Candidate, Place, fitting
+from ringreduce.train.search.candidates import VIRTUAL, Candidate, Site, fitting
 from ringreduce.train.search.finding import choose, find
 from ringreduce.train.search.measuring import Bench
-from ringreduce.train.search.options import BUDGET_S, Request, read
-from ringreduce.train.search.report import Row
+from ringreduce.train.search.options import BUDGET_S, SearchOptions, read
+from ringreduce.train.search.report import CandidateRow
 
 NAME = "search"
 _HIDDEN, _BATCH = (256,) * 7, 128
@@ -71,12 +71,12 @@ def main() -> int:
 
 
 def _exhaustive(
-    comm: rr.Communicator, request: Request, choice: str, options: argparse.Namespace
+    comm: rr.Communicator, request: SearchOptions, choice: str, options: argparse.Namespace
 ) -> tuple[Times, Times]:
     """Return the times of all candidates, and those of the fastest and the choice."""
     settings = request.given.settings()
     split = inputs.load(settings)
-    place = Place(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
+    place = Site(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
     candidates = _candidates(request, place)
     order = np.random.default_rng(7)
     with closing(Bench(comm, split, np)) as bench:
@@ -99,7 +99,7 @@ def _exhaustive(
         return times, dict(zip(names, bench.in_turns(last, options.final_s), strict=True))
 
 
-def _candidates(request: Request, place: Place) -> list[Candidate]:
+def _candidates(request: SearchOptions, place: Site) -> list[Candidate]:
     """Return the candidates of the search, with every cut."""
     found: list[Candidate] = []
     for virtual in (1, VIRTUAL):
@@ -119,7 +119,7 @@ def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(end - begin for begin, end in pairwise([0, *borders, layers]))
 
 
-def _row(row: Row, times: Times) -> dict[str, Any]:
+def _row(row: CandidateRow, times: Times) -> dict[str, Any]:
     """A candidate: what was predicted, what the search measured, and the exhaustive run."""
     seconds = times[row.candidate.name]
     return {
@@ -135,7 +135,7 @@ def _row(row: Row, times: Times) -> dict[str, Any]:
 
 
 def _verdict(
-    choice: str, rows: Sequence[Row], times: Times, final: Times, budget_s: float
+    choice: str, rows: Sequence[CandidateRow], times: Times, final: Times, budget_s: float
 ) -> dict[str, Any]:
     """The choice beside the best of the candidates that were measured for longer."""
     medians = {name: median(seconds) for name, seconds in final.items()}

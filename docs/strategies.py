@@ -23,7 +23,7 @@ import ringreduce as rr
 from ringreduce.algorithms import build
 from ringreduce.parallel import store_messages
 from ringreduce.parallel.mesh import Coordinates, coordinates
-from ringreduce.parallel.store_chain import chain_of
+from ringreduce.parallel.store_replica import chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 from ringreduce.picture import to_svg
 from ringreduce.picture.bars import Bar, BarGroup, draw_bars
@@ -777,14 +777,14 @@ def _steps(every: int, colours: Sequence[str]) -> list[list[Action]]:
 _RESULTS = PAGE.parent.parent / "bench_results" / "strategies.jsonl"
 
 
-def recorded() -> list[report.Row]:
+def recorded() -> list[report.StrategyRow]:
     """Return the rows of a comparison in which one rank is slow, which a benchmark has recorded."""
     lines = map(json.loads, _RESULTS.read_text(encoding="utf-8").splitlines())
     rows = []
     for figures in (line["figures"] for line in lines if line["case"] == "slow"):
         strategy = strategies.by_name(figures["strategy"], figures["options"])
         ranks, servers = figures["ranks"], figures["servers"]
-        rows.append(report.Row(strategy, ranks, servers, to=90, runs=[figures]))
+        rows.append(report.StrategyRow(strategy, ranks, servers, to=90, runs=[figures]))
     return rows
 
 

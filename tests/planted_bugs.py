@@ -109,13 +109,12 @@ _BY_FILE = {
     "shm/entry.py": ("tests/shm/test_fast_path.py", "tests/shm/test_lists.py"),
     "shm/intervals.py": ("tests/shm/test_lists.py",),
     "shm/iovec.py": ("tests/shm/test_lists.py",),
-    "parallel/layout.py": _SHARDED,
     "parallel/buckets.py": _SHARDED,
     "parallel/sharded_parallel.py": _SHARDED,
     "parallel/stage_messages.py": ("tests/parallel/test_pipeline_parallel.py",),
     "parallel/stages.py": ("tests/parallel/test_pipeline_parallel.py",),
     "parallel/store_rule.py": ("tests/parallel/test_store_rule.py",),
-    "parallel/store_chain.py": (
+    "parallel/store_replica.py": (
         "tests/parallel/test_store_chain.py",
         "tests/parallel/test_store_replicas.py",
     ),

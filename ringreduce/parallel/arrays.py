@@ -29,11 +29,7 @@ def is_float(dtype: Any) -> bool:
 
 
 def plain(where: str, name: object, value: Any) -> Any:
-    """Return an array or a tensor in host memory as a plain array in the same memory.
-
-    A number becomes a read-only array.  Raises TypeError for anything else that is no array of
-    numbers; the text calls it `name`.
-    """
+    """Return an array, a tensor or a number as an array; a TypeError calls it `name`."""
     said = type(value).__name__
     if isinstance(value, (Number, np.generic)):
         value = np.broadcast_to(np.asarray(value), ())

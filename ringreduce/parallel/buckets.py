@@ -1,7 +1,7 @@
-"""Buckets: parameters whose gradients one call reduces.
+"""Buckets: parameters whose gradients one call reduces, and where their numbers are.
 
-A bucket is a flat array of gradients and a `Setting`.  Replicas, ZeRO's stages and central storage
-are settings of it.
+A bucket is a flat array of gradients and a `BucketSetting`.  Replicas, ZeRO's stages and central
+storage are settings of it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,91 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel.arrays import module_of
-from ringreduce.parallel.layout import RowLayout
+
+Pieces = list[tuple[slice, slice]]
+"""Parts of one flat array and their places in another, in ascending order of the first."""
+
+
+class RowLayout:
+    """The places of the numbers of a bucket.
+
+    The numbers of the parameters, one parameter after another, are the *flat* bucket.  The array of
+    *rows* has a row for each rank, with the numbers of that rank's shard (`Communicator.shards`).
+    All rows are as long as the longest, so that a reduce-scatter of the rows gives each rank its
+    own row, and an all-gather returns them.
+    """
+
+    def __init__(self, comm: rr.Communicator, members: Sequence[tuple[str, Any]]) -> None:
+        like = members[0][1]
+        ends = list(accumulate((array.size for _, array in members), initial=0))
+        self.count = ends[-1]
+        """Numbers of the flat bucket."""
+        xp = module_of(like)
+        shards = comm.shards(xp.broadcast_to(xp.zeros((), like.dtype), (self.count,)))
+        lengths = [sum(part.stop - part.start for part in parts) for parts in shards]
+        self.width = max(lengths)
+        """Numbers in a row."""
+        self.size = comm.size * self.width
+        """Numbers in all rows."""
+        self.nbytes = self.size * like.dtype.itemsize
+        """Bytes of all rows."""
+        self.length = lengths[comm.rank]
+        """Numbers in this rank's shard."""
+        self.padding = [
+            slice(rank * self.width + length, (rank + 1) * self.width)
+            for rank, length in enumerate(lengths)
+        ]
+        """The ends of the rows, which have no number of the bucket."""
+        self.places = {
+            name: slice(*place) for (name, _), place in zip(members, pairwise(ends), strict=True)
+        }
+        """Name -> its numbers in the flat bucket."""
+        rows = [
+            piece
+            for rank, parts in enumerate(shards)
+            for piece in _one_after_another(parts, rank * self.width)
+        ]
+        rows.sort(key=lambda piece: piece[0].start)
+        self.in_rows = {name: _between(rows, at) for name, at in self.places.items()}
+        """Name of a parameter -> pairs of a slice of the parameter, and of the rows."""
+        self.own = list(_one_after_another(shards[comm.rank], 0))
+        """The parts of this rank's shard, as an all-reduce reduces them: pairs of a slice of the
+        flat bucket, and of the shard."""
+        self.in_shard = {name: _between(self.own, at) for name, at in self.places.items()}
+        """Name of a parameter -> pairs of a slice of the parameter, and of this rank's shard."""
+
+
+def _one_after_another(parts: Sequence[slice], end: int) -> Iterator[tuple[slice, slice]]:
+    """Yield each part with its place, from `end` on."""
+    for part in parts:
+        start, end = end, end + part.stop - part.start
+        yield part, slice(start, end)
+
+
+def _between(pieces: Pieces, place: slice) -> Pieces:
+    """Return the pieces of a place in the first array, counted from the start of the place."""
+    found = []
+    for first, second in pieces:
+        low, high = max(first.start, place.start), min(first.stop, place.stop)
+        if low < high:
+            shift = second.start - first.start
+            counted = slice(low - place.start, high - place.start)
+            found.append((counted, slice(low + shift, high + shift)))
+    return found
+
 
 Update = Callable[[Any, tuple[Any, ...], Any], None]
 """(parameters, the optimizer's arrays, gradient) -> None, on 1-d arrays of one shape."""
 
 
-class Setting(NamedTuple):
+class BucketSetting(NamedTuple):
     """How ranks share the buckets of a model."""
 
     reduce: Literal["all_reduce", "reduce_scatter"]
@@ -34,13 +106,17 @@ class Setting(NamedTuple):
     """Arrays for gradients that all buckets use in turn; 0: each bucket keeps one."""
 
 
-REPLICAS = Setting("all_reduce", "never", 0)
+REPLICAS = BucketSetting("all_reduce", "never", 0)
 STAGES = {
-    1: Setting("reduce_scatter", "after the step", 0),
-    2: Setting("reduce_scatter", "after the step", 2),  # a bucket is filled, another is reduced
-    3: Setting("reduce_scatter", "before use", 4),  # and a layer is in use, another on its way
+    1: BucketSetting("reduce_scatter", "after the step", 0),
+    2: BucketSetting(
+        "reduce_scatter", "after the step", 2
+    ),  # a bucket is filled, another is reduced
+    3: BucketSetting(
+        "reduce_scatter", "before use", 4
+    ),  # and a layer is in use, another on its way
 }
-CENTRAL = {2: Setting("reduce_scatter", "never", 2)}
+CENTRAL = {2: BucketSetting("reduce_scatter", "never", 2)}
 _GATHERS = {"never": 0, "after the step": 1, "before use": 2}
 """When -> how often a step gathers; before use: for forward, and for backward."""
 
@@ -84,7 +160,6 @@ class Workspace:
         return self._in_use >= self._most
 
     def take(self) -> Any:
-        """Return an array that is not in use."""
         self._in_use += 1
         return self._free.pop() if self._free else self._make(self._nbytes)
 
@@ -96,17 +171,14 @@ class Workspace:
 
 
 class Bucket:
-    """Parameters, name and array, whose gradients one call reduces as a setting says.
-
-    `how` are further arguments of the collective calls, `slots` names of the optimizer's arrays.
-    """
+    """Parameters, (name, array), whose gradients one call reduces as a setting says."""
 
     def __init__(
         self,
         comm: rr.Communicator,
         members: Sequence[tuple[str, Any]],
         layout: RowLayout,
-        setting: Setting,
+        setting: BucketSetting,
         how: Mapping[str, Any],
         slots: Sequence[str],
         workspace: Workspace,
@@ -120,7 +192,6 @@ class Bucket:
         self.missing = set(self.likes)
         """Names that are not reported yet in this step."""
         self.work: rr.Work[Any] | Now | None = None
-        """The call that reduces the gradients."""
         self._lent: Any = None
         """The array of the workspace in which the rows are."""
         self.places: dict[str, Any] = {}
@@ -173,10 +244,7 @@ class Bucket:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients, as views: the same parts for all settings.
-
-        So `global_norm` has the same bits.
-        """
+        """This rank's shard of the gradients: the same views, and norm, for all settings."""
         which = 0 if self.places else 1
         return [self.gradient[piece[which]] for piece in self.layout.own]
 
@@ -204,7 +272,6 @@ class Bucket:
         return partial(call, self.rows, op, out=self.gradient, **self._how)
 
     def begin_again(self) -> None:
-        """Forget the gradients of a step."""
         self.missing = set(self.likes)
         self.work = None
         self.release()
@@ -216,7 +283,6 @@ class Bucket:
             self.rows = self._lent = None
 
     def sent_bytes(self, op: str) -> int:
-        """Return the bytes that this rank sends in a step."""
         sent, how, width = self._comm.sent_bytes, self._how, self.layout.width
         if self.places:
             return sent("all_reduce", self.rows, op=op, **how)
@@ -229,7 +295,6 @@ class Bucket:
     # --- parameters ---
 
     def update(self, update: Update) -> None:
-        """Update this rank's shard of the parameters."""
         for parameters, own in self._updated():
             slots = tuple(slot[own] for slot in self.slots.values())
             update(parameters, slots, self.gradient[own])
@@ -317,18 +382,15 @@ class Bucket:
         return arrays
 
     def whole_parameters(self) -> dict[str, Any]:
-        """Return copies of the parameters, by name.  Collective."""
         if self._kept is None:
             return {name: array.copy() for name, array in self.parameters.items()}
         return self.whole(self._kept)
 
     def new(self, name: str) -> Any:
-        """Return an uninitialised array like a parameter."""
         like = self.likes[name]
         return empty(self._comm, like, like.size).reshape(like.shape)
 
     def load(self, name: str, array: Any) -> None:
-        """Set a parameter."""
         if self._kept is None:
             self.parameters[name][...] = array
         else:
@@ -344,7 +406,7 @@ class Bucket:
 def make_buckets(
     comm: rr.Communicator,
     members: Sequence[Sequence[tuple[str, Any]]],
-    setting: Setting,
+    setting: BucketSetting,
     how: Mapping[str, Any],
     slots: Sequence[str] = (),
 ) -> list[Bucket]:
@@ -376,11 +438,7 @@ def empty(comm: rr.Communicator, like: Any, count: int) -> Any:
 def cut(
     params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
 ) -> list[list[tuple[str, Any]]]:
-    """Divide the parameters, in order, into buckets of one dtype each.
-
-    The first bucket has at most `first_bytes`, the others `others_bytes`; a longer parameter has a
-    bucket of its own.
-    """
+    """Divide parameters, in order, into buckets of one dtype; a longer parameter has its own."""
     buckets: list[list[tuple[str, Any]]] = []
     nbytes = 0
     for name, array in params:

@@ -9,7 +9,7 @@ from typing import Any
 import ringreduce as rr
 from ringreduce.parallel.arrays import check_comm, module_of
 from ringreduce.parallel.buckets import REPLICAS, cut
-from ringreduce.parallel.mismatches import check_alike, check_arrays
+from ringreduce.parallel.consensus import check_alike, check_arrays
 from ringreduce.parallel.reducer import Reducer, agree, checked_samples
 
 _IN_BUFFER: Any = object()

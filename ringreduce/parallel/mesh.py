@@ -22,7 +22,6 @@ import ringreduce as rr
 from ringreduce.errors import counted, shown
 
 _MOST_LISTED = 12
-"""The most meshes that an error lists."""
 
 
 class Coordinates(NamedTuple):
@@ -209,7 +208,6 @@ def _split(comm: rr.Communicator, group: int, position: int) -> rr.Communicator:
 
 
 def _check_alike(comm: rr.Communicator, sizes: Coordinates) -> None:
-    """Raise MismatchError on all ranks unless all pass these sizes."""
     of_ranks = comm.all_gather(np.array([sizes])).tolist()
     for rank, each in enumerate(of_ranks):
         if each != of_ranks[0]:

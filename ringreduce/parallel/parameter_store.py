@@ -22,16 +22,15 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.errors import counted, did_you_mean, shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, whole
-from ringreduce.parallel.mismatches import check_alike, check_arrays
+from ringreduce.parallel.consensus import check_alike, check_arrays
 from ringreduce.parallel.reducer import checked_samples
-from ringreduce.parallel.store_chain import chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
     REQUEST,
     SLOTS,
-    Head,
-    Kind,
+    HeadKind,
+    MessageHead,
     Shard,
     StoreStats,
     Views,
@@ -39,7 +38,7 @@ from ringreduce.parallel.store_messages import (
     place,
     ranks_of,
 )
-from ringreduce.parallel.store_replica import Update
+from ringreduce.parallel.store_replica import Update, chain_of
 from ringreduce.parallel.store_server import Server
 
 Slots = Sequence[str] | Mapping[str, Mapping[str, Any]]
@@ -143,12 +142,12 @@ class ParameterStore:
         self.placement = place({name: array.size for name, array in params.items()}, servers)
         self._shards = [Shard(n, self.placement, params, comm.size) for n in range(servers)]
         self._server: Server | None = None
-        self._links: list[_Link] = []
+        self._links: list[_ServerLink] = []
         if self.is_server:
             what = self._shards, update, self._slots, replicas
             self._server = Server(comm, *what, staleness, backup_workers)
         else:
-            self._links = [_Link(comm, shard) for shard in self._shards]
+            self._links = [_ServerLink(comm, shard) for shard in self._shards]
             self._pulled = _Whole(params, self.placement, [link.pulled for link in self._links])
         self._fill(slots)
         comm.survive_losses(not self.is_server or replicas > 1)
@@ -159,10 +158,10 @@ class ParameterStore:
         self._staleness = Counter[int]()
         self._waited_s = 0.0
         self._lost = set[int]()
-        self._firsts: dict[int, list[_Link]] = {}
-        self._lasts: dict[int, list[_Link]] = {}
+        self._firsts: dict[int, list[_ServerLink]] = {}
+        self._lasts: dict[int, list[_ServerLink]] = {}
         """Server -> the shards whose pushes it receives, and those that it gives."""
-        self._pulls = self._heads.message(Head(Kind.PULL))
+        self._pulls = self._heads.message(MessageHead(HeadKind.PULL))
         self._lose(())
         self._step = self._ended = self._pushes_before = self._count = 0
         """The step of the parameters; how many loops of `steps` have ended, and the pushes before;
@@ -231,7 +230,7 @@ class ParameterStore:
             raise ValueError(f"serve: rank {self._comm.rank} is a worker; servers call serve")
         self._server.serve()
         failure = self._server.failure
-        if failure is not None and failure.kind == Kind.LOST:
+        if failure is not None and failure.kind == HeadKind.LOST:
             raise self._lost_error(failure.rank)
 
     # --- of workers ---
@@ -265,7 +264,7 @@ class ParameterStore:
         """
         self._check_worker("pull")
         if len(self._links) > 1:
-            self._ask(Kind.PULL)
+            self._ask(HeadKind.PULL)
         with rr.span("pull"):
             self._persist(lambda: self._fetch(slots))
         self._settle_by([link.read() for link in self._links])
@@ -314,8 +313,8 @@ class ParameterStore:
                 piece[...] = arrays[name].reshape(-1)[link.shard.pieces[name]]
         self._pushes += 1
         for link in self._links:
-            head = Head(
-                Kind.PUSH,
+            head = MessageHead(
+                HeadKind.PUSH,
                 rank=self._comm.rank,
                 push=self._pushes,
                 number=self._turn,
@@ -331,7 +330,7 @@ class ParameterStore:
         if heads and not self._is_synchronous:
             self._settle_by(heads)
         if len(self._links) > 1:
-            self._persist(lambda: self._send_to_decider(Kind.PUSHED))
+            self._persist(lambda: self._send_to_decider(HeadKind.PUSHED))
 
     def steps(self, count: int) -> Iterator[int]:
         """Yield numbers from 0 to `count` - 1, each to one worker, the one that is ready first.
@@ -416,7 +415,7 @@ class ParameterStore:
             if self._turn >= 0:
                 raise ValueError(f"steps: the turn of number {self._turn} has not ended")
             self._count = count
-            reply = self._ask(Kind.NUMBER)
+            reply = self._ask(HeadKind.NUMBER)
             number, self._meeting, self.total = reply.number, reply.meeting, reply.share
             if number < 0:
                 self._ended, self._pushes_before = self._ended + 1, self._pushes
@@ -469,10 +468,10 @@ class ParameterStore:
         """Wait until the last push is applied, or dropped."""
         if not self._is_settled:
             if self._is_synchronous:
-                self._ask(Kind.SETTLE)
+                self._ask(HeadKind.SETTLE)
             self._settle_by(self._persist(self._ask_tails))
 
-    def _settle_by(self, heads: Sequence[Head]) -> None:
+    def _settle_by(self, heads: Sequence[MessageHead]) -> None:
         """Count the last push, with the staleness in the heads of replies."""
         for head in heads:
             self._check(head)
@@ -482,11 +481,11 @@ class ParameterStore:
             self._staleness[max([head.staleness for head in heads])] += 1
         self._is_settled = True
 
-    def _check(self, head: Head) -> None:
+    def _check(self, head: MessageHead) -> None:
         """Raise the error in a reply; note the ranks that are lost."""
-        if head.kind == Kind.LOST:
+        if head.kind == HeadKind.LOST:
             raise self._lost_error(head.rank)
-        if head.kind == Kind.DIFFERENT:
+        if head.kind == HeadKind.DIFFERENT:
             raise rr.MismatchError(
                 f"steps: rank {head.other} passes {head.total} where rank {head.rank} passes "
                 f"{head.number}; every worker must pass the same count"
@@ -496,22 +495,22 @@ class ParameterStore:
 
     # --- messages ---
 
-    def _ask(self, kind: int) -> Head:
+    def _ask(self, kind: int) -> MessageHead:
         """Send a request to the deciding server; return the head of its reply."""
 
-        def ask() -> Head:
+        def ask() -> MessageHead:
             self._send_to_decider(kind)
             self._comm.recv(self._replies[0], self._decider, REPLY)
             return self._heads.read(self._replies[0])
 
-        head: Head = self._persist(ask)
+        head: MessageHead = self._persist(ask)
         self._check(head)
         self._step = head.step
         return head
 
     def _send_to_decider(self, kind: int) -> None:
         """Send a request, with the state of this worker for a new deciding server."""
-        head = Head(
+        head = MessageHead(
             kind,
             push=self._pushes,
             number=-1 if self._has_pushed else self._turn,
@@ -523,12 +522,11 @@ class ParameterStore:
         )
         self._request_of(self._decider, head)
 
-    def _request_of(self, rank: int, head: Head) -> None:
-        """Send a request to a server."""
+    def _request_of(self, rank: int, head: MessageHead) -> None:
         self._heads.write(self._request, head)
         self._send(self._request, rank, REQUEST)
 
-    def _send_push(self) -> list[Head]:
+    def _send_push(self) -> list[MessageHead]:
         """Send the last push to the heads; with replicas wait until the tails have it."""
         if len(self._links) == 1:  # these calls have compiled entries
             self._send(self._announces, self.workers, REQUEST)
@@ -544,29 +542,28 @@ class ParameterStore:
             self._send(*message)
         return []
 
-    def _ask_tails(self, sends: Sequence[Message] = ()) -> list[Head]:
+    def _ask_tails(self, sends: Sequence[Message] = ()) -> list[MessageHead]:
         """Wait until all replicas have the last push; return the heads of the replies."""
-        head = Head(Kind.HELD, push=self._pushes, ranks=flags_of(self._lost))
+        head = MessageHead(HeadKind.HELD, push=self._pushes, ranks=flags_of(self._lost))
         self._heads.write(self._request, head)
         replies = dict(zip(self._lasts, self._replies, strict=False))
         asks = [(self._request, rank, REQUEST) for rank in replies]
         self._together([(reply, rank, REPLY) for rank, reply in replies.items()], [*sends, *asks])
         heads = [self._heads.read(reply) for reply in replies.values()]
         for head in heads:
-            if head.kind == Kind.AGAIN:
+            if head.kind == HeadKind.AGAIN:
                 raise rr.PeerLostError("", tuple(ranks_of(head)))
         return heads
 
     def _fetch(self, slots: bool) -> None:
-        """Receive the parameters, and the slots."""
         only = len(self._links) == 1  # then one request is enough
         if only and not slots:  # these calls have compiled entries
             self._send(self._pulls, self.workers, REQUEST)
             self._comm.recv(self._links[0].answer, self.workers, DATA)
             return
-        kind = Kind.PULL if only else Kind.FETCH
+        kind = HeadKind.PULL if only else HeadKind.FETCH
         for rank, links in self._lasts.items():
-            self._request_of(rank, Head(kind, slots=slots, ranks=flags_of(self._lost)))
+            self._request_of(rank, MessageHead(kind, slots=slots, ranks=flags_of(self._lost)))
             for link in links:
                 self._comm.recv(link.answer, rank, DATA)
                 if slots:
@@ -600,13 +597,13 @@ class ParameterStore:
         """Give the number of the present turn back."""
         if not self._closed:
             with suppress(rr.RingReduceError):
-                self._send_to_decider(Kind.BREAK)
+                self._send_to_decider(HeadKind.BREAK)
 
     def _close(self) -> None:
         """Tell the servers that this worker takes part no more."""
         for rank in () if self._closed or self.is_server else range(self.workers, self._comm.size):
             with suppress(rr.RingReduceError):
-                self._request_of(rank, Head(Kind.CLOSE, ranks=flags_of(self._lost)))
+                self._request_of(rank, MessageHead(HeadKind.CLOSE, ranks=flags_of(self._lost)))
         self._closed = True
 
     # --- losses ---
@@ -626,17 +623,16 @@ class ParameterStore:
             self._waited_s += time.perf_counter() - begin
 
     def _lose(self, ranks: Sequence[int]) -> None:
-        """Note lost ranks, and find the deciding server, and the head and tail of each shard.
-
-        Raises PeerLostError if no server has a shard any more.
-        """
+        """Find the deciding server, and heads and tails; PeerLostError if no server has a shard."""
         self._lost.update(ranks)
         count, lost = len(self._shards), {rank - self.workers for rank in self._lost}
         chains = [chain_of(shard, count, self._copies, lost) for shard in range(count)]
         if [] in chains:
             raise self._lost_error(self.workers + chains.index([]))
         self._decider = self.workers + min(set(range(count)) - lost)
-        self._announces = self._heads.message(Head(Kind.PUSH, ranks=flags_of(self._lost)))
+        self._announces = self._heads.message(
+            MessageHead(HeadKind.PUSH, ranks=flags_of(self._lost))
+        )
         self._firsts, self._lasts = {}, {}
         first = self._comm.rank % count  # workers begin with different servers
         for server in [*range(first, count), *range(first)]:
@@ -651,7 +647,7 @@ class ParameterStore:
         return rr.PeerLostError(text, (rank,))
 
 
-class _Link:
+class _ServerLink:
     """A worker's messages with the gradients and the parameters of one shard."""
 
     def __init__(self, comm: rr.Communicator, shard: Shard) -> None:
@@ -662,8 +658,7 @@ class _Link:
         """How many updates the parameters had that were received last."""
         self._slots = np.empty((0, 0), np.uint8)
 
-    def read(self) -> Head:
-        """Return the head of the answer."""
+    def read(self) -> MessageHead:
         head = self.shard.heads.read(self.answer)
         self.count = head.total
         return head

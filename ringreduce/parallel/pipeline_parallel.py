@@ -20,27 +20,27 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.errors import counted, shown
+from ringreduce.parallel.consensus import gather_words
 from ringreduce.parallel.layers import Array, Layer, cross_entropy
 from ringreduce.parallel.sampler import part
-from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, Messages, OnOneRank
+from ringreduce.parallel.stage_messages import BetweenRanks, Key, Kinds, OnOneRank
 from ringreduce.parallel.stages import (
-    Batch,
     GradientSums,
     Loss,
     MakesLayer,
+    SplitBatch,
     StepOfStages,
     cut_of,
     splits_of_size,
     stages_of,
 )
-from ringreduce.parallel.together import gather_words
 
 Into = Mapping[str, Array] | Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Name -> array for the sum of gradients; or a function that returns it for these parameters."""
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _StagePlan:
     """What a rank does in a pass through its actions."""
 
     schedule: rr.pipeline.PipelineSchedule
@@ -51,7 +51,7 @@ class _Plan:
     """The number of steps by which receives are posted ahead."""
 
     @classmethod
-    def of(cls, schedule: rr.pipeline.PipelineSchedule, rank: int, ahead: int) -> _Plan:
+    def of(cls, schedule: rr.pipeline.PipelineSchedule, rank: int, ahead: int) -> _StagePlan:
         return cls(schedule, schedule.acts(rank), rr.pipeline.lower(schedule, rank), ahead)
 
 
@@ -142,7 +142,7 @@ class PipelineParallel:
         self._name, self._virtual = schedule, virtual
         _check_splits(split_size, splits)
         self._split_size = split_size
-        self._plans: dict[int, tuple[_Plan, rr.pipeline.PipelineProof]] = {}
+        self._plans: dict[int, tuple[_StagePlan, rr.pipeline.PipelineProof]] = {}
         plan, self.proof = self._plan(comm.size * virtual if splits is None else splits)
         self.schedule = plan.schedule
         self.cut = cut_of(layers, self.schedule.stages, cut, costs)
@@ -202,7 +202,7 @@ class PipelineParallel:
         self.schedule = plan.schedule
         parts = _parts(rows, self.schedule.splits)
         self._most_rows = max(each.stop - each.start for each in parts)
-        batch = Batch(x, labels, count, parts)
+        batch = SplitBatch(x, labels, count, parts)
         last = self.schedule.stages - 1
         work = StepOfStages(self._layers, last, batch, self._loss, self._sums)
         self.sent_bytes, self.times = self._run(plan, parts, kind, work.execute)
@@ -257,7 +257,7 @@ class PipelineParallel:
         schedule = rr.pipeline.PipelineSchedule(
             "predict", self._comm.size, len(parts), self._virtual, _forwards
         )
-        self._run(_Plan.of(schedule, self._comm.rank, 1), parts, kind, execute)
+        self._run(_StagePlan.of(schedule, self._comm.rank, 1), parts, kind, execute)
         return self._xp.concatenate(outputs) if outputs else None
 
     @property
@@ -281,18 +281,18 @@ class PipelineParallel:
             return self.schedule.splits
         return splits_of_size(rows, self._split_size, self._name, self._comm.size)
 
-    def _plan(self, splits: int) -> tuple[_Plan, rr.pipeline.PipelineProof]:
+    def _plan(self, splits: int) -> tuple[_StagePlan, rr.pipeline.PipelineProof]:
         """Return this rank's plan for a number of microbatches, and the proof of its schedule."""
         if splits not in self._plans:
             schedule = rr.pipeline.schedule(self._name, self._comm.size, splits, self._virtual)
             proof = rr.pipeline.prove(schedule)
-            plan = _Plan.of(schedule, self._comm.rank, max(1, proof.posted_ahead))
+            plan = _StagePlan.of(schedule, self._comm.rank, max(1, proof.posted_ahead))
             self._plans[splits] = plan, proof
         return self._plans[splits]
 
     def _run(
         self,
-        plan: _Plan,
+        plan: _StagePlan,
         parts: Sequence[slice],
         kind: int,
         execute: Callable[[rr.pipeline.Action, Array | None], Array | None],
@@ -303,7 +303,7 @@ class PipelineParallel:
             rows = parts[payload.microbatch]
             return payload.stage, rows.stop - rows.start, kind
 
-        messages: Messages = OnOneRank(plan.acts)
+        messages: OnOneRank | BetweenRanks = OnOneRank(plan.acts)
         if self._comm.size > 1:
             messages = BetweenRanks(self._comm, plan.steps, plan.ahead, key, self._kinds, self._xp)
         times = []
@@ -318,10 +318,7 @@ class PipelineParallel:
         return messages.sent_bytes, tuple(times)
 
     def _agree(self, where: str, x: Any, labels: Any) -> tuple[int, int]:
-        """Return the number of samples, and a number that stands for the kind of the input.
-
-        Collective.  The kind is the dtype of the input and its shape without the first axis.
-        """
+        """Return the samples, and a hash of the input's dtype and row shape.  Collective."""
         needed = [("x", x, 0)] + ([("labels", labels, self._last_rank)] if where == "step" else [])
         for name, array, rank in needed:
             if array is None and (rank == self._comm.rank or (x is None and labels is None)):
@@ -347,10 +344,7 @@ class PipelineParallel:
         return rows, int(every[0, 1])
 
     def _check_alike(self) -> None:
-        """Raise an error on all ranks if their arguments differ, or two parameters have one name.
-
-        Collective.
-        """
+        """Raise on all ranks if arguments differ, or two parameters have one name."""
         mine = [
             f"schedule {self._name!r}",
             f"virtual {self._virtual}",

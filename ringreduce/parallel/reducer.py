@@ -23,8 +23,8 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import check_comm, check_used, plain, scale, whole
-from ringreduce.parallel.buckets import Bucket, Now, Setting, make_buckets
-from ringreduce.parallel.mismatches import Reported, check_alike, check_arrays, settle
+from ringreduce.parallel.buckets import Bucket, BucketSetting, Now, make_buckets
+from ringreduce.parallel.consensus import Reported, check_alike, check_arrays, settle
 
 Batch = TypeVar("Batch")
 _MOST_SAMPLES = 1e300
@@ -59,10 +59,7 @@ StepTimes.__module__ = "ringreduce.train"  # not before: dataclasses look that m
 def agree(
     where: str, comm: rr.Communicator, params: Mapping[str, Any], op: str, **sizes: int
 ) -> dict[str, Any]:
-    """Check the arguments of `where`, and overwrite all ranks' parameters with rank 0's.
-
-    Collective.  `sizes` are the longest buckets, in bytes.  Returns the parameters as arrays.
-    """
+    """Check the arguments of `where`, and return the parameters, now rank 0's.  Collective."""
     check_comm(where, comm)
     for name, value in sizes.items():
         whole(f"{where}: {name}", value, least=1)
@@ -106,10 +103,7 @@ class Turn:
         has_batch: bool = True,
         sums: bool = False,
     ) -> None:
-        """Start the all-reduce.  The first turn of a loop has number 1, that of `weigh` has 0.
-
-        With `sums`, the gradients are shares already.
-        """
+        """Start the all-reduce; number 0: of `weigh`.  `sums`: the gradients are shares already."""
         self.number, self.has_batch = number, has_batch
         self._samples = samples
         numbers = [samples, has_batch] if number else [samples]
@@ -138,11 +132,7 @@ class Turn:
 
 
 class Reducer:
-    """Reduces gradients in buckets.  A subclass chooses their setting, and has the results.
-
-    `members` are the parameters of each bucket, `how` further arguments of the collective calls.
-    `op` is mean or sum.
-    """
+    """Reduces gradients in buckets, of `members` each.  A subclass chooses their setting."""
 
     __module__ = "ringreduce.train"
 
@@ -150,7 +140,7 @@ class Reducer:
         self,
         comm: rr.Communicator,
         members: Sequence[Sequence[tuple[str, Any]]],
-        setting: Setting,
+        setting: BucketSetting,
         op: str,
         how: Mapping[str, Any],
         slots: Sequence[str] = (),
@@ -171,10 +161,8 @@ class Reducer:
         """The error of a loop that this rank has left; the next call raises it."""
         self._exposed_s = 0.0
         self._gathered_s = 0.0
-        """Seconds of the gathers of this step."""
         self._sent_bytes: int | None = None
         self.times = StepTimes(0.0, 0.0)
-        """Times of the last finished step."""
 
     @property
     def buckets(self) -> tuple[tuple[str, ...], ...]:
@@ -183,10 +171,7 @@ class Reducer:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients that `finish` reduced, as views, for `global_norm`.
-
-        The shards of all ranks together have each number of the gradients once.
-        """
+        """This rank's shard of the reduced gradients, as views; all ranks have each number once."""
         return [part for bucket in self._buckets for part in bucket.shard]
 
     @property
@@ -374,7 +359,6 @@ class Reducer:
     # --- implementation ---
 
     def _finish(self) -> None:
-        """Wait for all buckets, for the method `finish`."""
         self._check_left()
         if not self._synchronises:
             raise ValueError("finish: call it after the no_sync block, and after a ready outside")
@@ -453,7 +437,6 @@ class Reducer:
         return error
 
     def _check_left(self) -> None:
-        """Raise the error of a loop that this rank has left."""
         if self._left is not None:
             error, self._left = self._left, None
             raise error
@@ -477,7 +460,6 @@ class Reducer:
         self._start_full_buckets()
 
     def _put(self, bucket: Bucket, name: str, gradient: Any) -> None:
-        """Write a gradient, or add it to the sum of this step."""
         if bucket.rows is None:
             self._make_room(bucket)
         bucket.put(name, gradient, add=name in self._accumulated)

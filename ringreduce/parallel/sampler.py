@@ -194,10 +194,7 @@ def shard(n: int, comm: rr.Communicator, epoch: int, seed: int = 0) -> NDArray[n
 
 
 def part(count: int, rank: int, size: int) -> slice:
-    """Return the slice of `count` samples that one of `size` ranks computes; it may be empty.
-
-    The lengths of parts differ by at most one.
-    """
+    """Return the slice of `count` samples of one of `size` ranks; lengths differ by one at most."""
     short, longer = divmod(count, size)
     start = rank * short + min(rank, longer)
     return slice(start, start + short + (rank < longer))

@@ -25,9 +25,9 @@ import ringreduce as rr
 from ringreduce.errors import shown
 from ringreduce.parallel.arrays import module_of
 from ringreduce.parallel.buckets import CENTRAL, STAGES, Bucket, Update, cut
-from ringreduce.parallel.equality import on_host
+from ringreduce.parallel.consensus import together
+from ringreduce.parallel.over_ranks import on_host
 from ringreduce.parallel.reducer import Reducer, StepTimes, agree
-from ringreduce.parallel.together import together
 
 _HALVES = {"auto": "auto", "ring": "ring", "two_shot": "direct"}
 """All-reduce -> the reduce-scatter and all-gather that form the same bits."""
@@ -525,12 +525,10 @@ class CentralParallel(ShardedParallel):
 
 
 def _layers(params: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the names of the parameters of each layer, in order."""
     return [tuple(names) for _, names in groupby(params, key=lambda name: name.rpartition(".")[0])]
 
 
 def _check_whole(arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ValueError unless there is an array of each name and shape."""
     for key, shape in shapes.items():
         if key not in arrays:
             raise ValueError(f"load: there is no array {key!r}")

@@ -11,7 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ Key = tuple[int, int, int]
 Kinds = dict[Key, tuple[tuple[int, ...], Any]]
 """Key -> shape and dtype of the output."""
 _OUTPUT = 0
-"""The flow of outputs."""
 _KIND_TAG = 2
 """The tag of texts with shapes.  Tags 0 and 1 are the flows."""
 _KIND_BYTES = 256
@@ -33,38 +32,24 @@ _MOST_SENDS = 2
 """Sends that may be under way before a rank looks whether the oldest is over: a look takes time."""
 
 
-class Messages(Protocol):
-    """How the inputs of actions reach a rank, and where their results go."""
-
-    sent_bytes: int
-    """Bytes of the arrays that were sent."""
-
-    def receive(self, number: int) -> Array | None:
-        """Wait for the input of action `number`; return None if it needs no other stage's."""
-
-    def send(self, number: int, result: Array | None) -> None:
-        """Begin to send the result of action `number`, if another stage needs it."""
-
-    def finish(self) -> None:
-        """Wait until all results are received."""
-
-
 class OnOneRank:
     """Hands the results of actions to later actions of the same rank."""
 
     sent_bytes = 0
+    """Bytes of the arrays that were sent."""
 
     def __init__(self, acts: Sequence[rr.pipeline.Action]) -> None:
-        """Hand over between the actions `acts` of the only rank."""
         self._acts = acts
         self._given: dict[tuple[bool, int, int], Array] = {}
         """Whether forward, stage, microbatch -> input of the action."""
 
     def receive(self, number: int) -> Array | None:
+        """Wait for the input of action `number`; return None if it needs no other stage's."""
         action = self._acts[number]
         return self._given.pop((action.kind == "F", action.stage, action.microbatch), None)
 
     def send(self, number: int, result: Array | None) -> None:
+        """Begin to send the result of action `number`, if another stage needs it."""
         action = self._acts[number]
         if result is not None:
             forward = action.kind == "F"
@@ -72,7 +57,7 @@ class OnOneRank:
             self._given[forward, stage, action.microbatch] = result
 
     def finish(self) -> None:
-        pass
+        """Wait until all results are received."""
 
 
 class BetweenRanks:
@@ -138,14 +123,12 @@ class BetweenRanks:
         self._sends.append(self._comm.send(array, peer, tag, async_op=True))
 
     def _teach(self, peer: int, payload: rr.pipeline.Payload, result: Array) -> None:
-        """Send the shape and dtype of an output."""
         kind = result.shape, result.dtype
         text = json.dumps([result.dtype.name, *result.shape]).encode()
         self._start(np.frombuffer(text.ljust(_KIND_BYTES), np.uint8), peer, _KIND_TAG)
         self._kinds[self._key(payload)] = kind
 
     def _learn(self, peer: int, payload: rr.pipeline.Payload) -> None:
-        """Receive the shape and dtype of an output."""
         text = self._comm.recv(np.empty(_KIND_BYTES, np.uint8), peer, _KIND_TAG)
         dtype, *shape = json.loads(text.tobytes())
         self._kinds[self._key(payload)] = tuple(shape), np.dtype(dtype)

@@ -17,7 +17,6 @@ Loss = Callable[[Array, Array, int], tuple[Any, Array]]
 """(output of the last layer, labels, count) -> the loss, and its gradient by the output."""
 MakesLayer = Callable[[], Layer]
 Stages = Mapping[int, Sequence[Layer]]
-"""Number of a stage -> its layers."""
 _WHERE = "PipelineParallel"
 
 
@@ -115,10 +114,6 @@ class GradientSums:
         on_gradient: Callable[[str, Array], Any] | None,
         xp: ModuleType,
     ) -> None:
-        """Add up in the arrays of `into`; a parameter that it lacks gets a new array.
-
-        Raises ValueError if an array of `into` has another shape or dtype than its parameter.
-        """
         for name, array in parameters.items():
             place = into.get(name, array)
             if (place.shape, place.dtype) != (array.shape, array.dtype):
@@ -165,15 +160,12 @@ class GradientSums:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A batch, and how it is cut into microbatches."""
-
+class SplitBatch:
     x: Array
     """Samples; None on a rank without the first stage."""
     labels: Array
     """Labels; None on a rank without the last stage."""
     count: int
-    """Samples of the global batch."""
     parts: Sequence[slice]
     """Microbatch -> its rows."""
 
@@ -190,7 +182,7 @@ class StepOfStages:
     """The actions of a rank in one step of training."""
 
     def __init__(
-        self, stages: Stages, last: int, batch: Batch, loss: Loss, gradients: GradientSums
+        self, stages: Stages, last: int, batch: SplitBatch, loss: Loss, gradients: GradientSums
     ) -> None:
         """Begin a step with `batch`; `last` is the number of the model's last stage."""
         self._stages, self._last, self._batch = stages, last, batch
@@ -210,7 +202,6 @@ class StepOfStages:
         return float(sum(float(self._losses[number]) for number in sorted(self._losses)))
 
     def execute(self, action: rr.pipeline.Action, given: Array | None) -> Array | None:
-        """Execute an action with its input, and return its result."""
         if action.kind == "F":
             return self._forward(action.stage, action.microbatch, given)
         if action.kind == "W":

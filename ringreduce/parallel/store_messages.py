@@ -21,7 +21,7 @@ Views = dict[str, np.ndarray]
 """Name of a variable -> its piece in a message, one-dimensional."""
 
 
-class Kind:
+class HeadKind:
     """Requests and replies.  They are numbers, since members of an enum take longer to compare."""
 
     PUSH = 1  # gradients follow, of a worker or of the server before in the chain
@@ -41,7 +41,7 @@ class Kind:
     DIFFERENT = 15  # a reply: `rank` calls `steps` with `number`, `other` with `count`
 
 
-class Head(NamedTuple):
+class MessageHead(NamedTuple):
     """The beginning of every message."""
 
     kind: int = 0
@@ -71,26 +71,24 @@ class Heads:
         self._struct = struct.Struct(f"<13q2d{ranks}s")
         self.nbytes = self._struct.size
 
-    def message(self, head: Head = Head()) -> np.ndarray:  # noqa: B008 - a head cannot change
+    def message(self, head: MessageHead = MessageHead()) -> np.ndarray:  # noqa: B008 - a head cannot change
         """Return a message that is a head alone."""
         message = np.empty(self.nbytes, np.uint8)
         self.write(message, head)
         return message
 
-    def write(self, message: np.ndarray, head: Head) -> None:
+    def write(self, message: np.ndarray, head: MessageHead) -> None:
         self._struct.pack_into(message.data, 0, *head)
 
-    def read(self, message: np.ndarray) -> Head:
-        return Head._make(self._struct.unpack_from(message.data))
+    def read(self, message: np.ndarray) -> MessageHead:
+        return MessageHead._make(self._struct.unpack_from(message.data))
 
 
 def flags_of(ranks: Collection[int]) -> bytes:
-    """Return `Head.ranks`."""
     return bytes(rank in ranks for rank in range(1 + max(ranks, default=-1)))
 
 
-def ranks_of(head: Head) -> list[int]:
-    """Return the ranks that a head means."""
+def ranks_of(head: MessageHead) -> list[int]:
     return [rank for rank, flag in enumerate(head.ranks) if flag]
 
 

@@ -60,7 +60,6 @@ class Rule:
         self._decided: list[Apply | Discard | Go | Number] = []
 
     def steps(self, worker: int, count: int) -> None:
-        """Note that the worker asks for the next of `count` numbers."""
         self.break_off(worker)
         if state := self.workers.get(worker):
             state.waits = "number"
@@ -76,12 +75,10 @@ class Rule:
                 heappush(self._pool, number)
 
     def leave(self, worker: int) -> None:
-        """Note that the worker has closed, or is lost."""
         self.break_off(worker)
         self.workers.pop(worker, None)
 
     def pull(self, worker: int) -> None:
-        """Note that the worker waits in a pull."""
         if state := self.workers.get(worker):
             state.waits = "pull"
 
@@ -102,7 +99,6 @@ class Rule:
                 state.pushes, state.step, state.number = state.pushes + 1, state.step + 1, None
 
     def _busy(self) -> list[Worker]:
-        """Return the workers that take part."""
         return [state for state in self.workers.values() if state.takes_part]
 
     def decisions(self) -> list[Apply | Discard | Go | Number]:

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.parallel.store_chain import Chain, chain_of
 from ringreduce.parallel.store_messages import (
     DATA,
     REPLY,
     REQUEST,
     SLOTS,
-    Head,
-    Kind,
+    HeadKind,
+    MessageHead,
     Shard,
     StoreStats,
     flags_of,
     ranks_of,
 )
-from ringreduce.parallel.store_replica import Replica, Update
+from ringreduce.parallel.store_replica import Chain, ShardReplica, Update, chain_of
 from ringreduce.parallel.store_rule import Apply, Discard, Go, Number, Rule, Worker
 
 _LOOK_S = 0.1
@@ -57,11 +56,11 @@ class Server:
         self._server = server = comm.rank - self._first
         self._alone, self._decides = len(shards) == 1, server == 0
         self._synchronous = staleness == 0
-        self.replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, ShardReplica] = {}
         """Shard -> the copy on this server."""
         for shard in sorted((server - place) % len(shards) for place in range(replicas)):
             chain = Chain(server, shard, len(shards), replicas)
-            self.replicas[shard] = Replica(comm, shards[shard], update, slots, chain)
+            self.replicas[shard] = ShardReplica(comm, shards[shard], update, slots, chain)
         self._own = self.replicas[server]
         workers = {rank: Worker() for rank in range(self._first)}
         self._rules = staleness, backup_workers
@@ -69,26 +68,24 @@ class Server:
         self._open = set(workers)
         self._heads = shards[0].heads
         self._request, self._short_reply = self._heads.message(), self._heads.message()
-        self._asked: dict[int, Head] = {}
+        self._asked: dict[int, MessageHead] = {}
         """Worker -> the head of its request, which is not answered."""
         self._beginner = 0
-        """The worker that began the last loop of `steps`."""
         self._decided = self._step = 0
         """Number of decisions that this server has carried out, and of updates among them."""
         self._decisions: deque[np.ndarray] = deque(maxlen=self._first + 1)
         """The last ones.  All servers have those before: all but one push a worker are settled."""
-        self._early: list[tuple[int, Head]] = []
+        self._early: list[tuple[int, MessageHead]] = []
         """Requests that have come to the next deciding server."""
         self._sending: list[rr.Work[Any]] = []
         """Pushes that are on their way to other servers."""
-        self.failure: Head | None = None
+        self.failure: MessageHead | None = None
         """The head of every reply after a shard is lost, or after counts of `steps` differ."""
         self._sent_bytes, self._waited_s, self._looked_at = 0, 0.0, 0.0
         self.lost = set[int]()
 
     @property
     def meeting(self) -> int:
-        """Number of loops of `steps` that have begun."""
         return self._own.meeting
 
     def stats(self) -> StoreStats:
@@ -97,7 +94,6 @@ class Server:
         return StoreStats(*made, self._waited_s, self._sent_bytes, held, tuple(sorted(self.lost)))
 
     def serve(self) -> None:
-        """Serve until all workers have closed, or are lost."""
         while self._open:
             begin = time.perf_counter()
             try:
@@ -121,43 +117,43 @@ class Server:
 
     # --- requests ---
 
-    def _handle(self, peer: int, head: Head) -> None:
+    def _handle(self, peer: int, head: MessageHead) -> None:
         kind = head.kind
         if peer in self.lost:
             return
-        if kind == Kind.PUSH:
+        if kind == HeadKind.PUSH:
             self._receive(peer, head)
-        elif kind == Kind.CLOSE:
+        elif kind == HeadKind.CLOSE:
             self._open.discard(peer)
             self._rule.leave(peer)
             self._lose(*ranks_of(head))
-        elif kind in (Kind.APPLY, Kind.DROP):
+        elif kind in (HeadKind.APPLY, HeadKind.DROP):
             if head.push > self._decided:  # else another server has told it
                 self._decisions.append(self._request.copy())
                 self._carry_out(kind, ranks_of(head))
-        elif kind == Kind.FETCH:
+        elif kind == HeadKind.FETCH:
             self._asked[peer] = head
             self._reply(peer)
-        elif kind == Kind.HELD:
+        elif kind == HeadKind.HELD:
             self._asked[peer] = head
             if any(rank >= self._first and not head.ranks[rank] for rank in self.lost):
-                self._reply(peer, kind=Kind.AGAIN)
+                self._reply(peer, kind=HeadKind.AGAIN)
             else:
                 self._acknowledge(peer)
         elif self._copies > 1 and not (self._decides or self.failure):
             self._early.append((peer, head))
-        elif kind == Kind.PUSHED:
+        elif kind == HeadKind.PUSHED:
             self._rule.push(peer, head.push)
-        elif kind == Kind.BREAK:
+        elif kind == HeadKind.BREAK:
             self._rule.break_off(peer)
         else:
             self._asked[peer] = head
-            if kind == Kind.NUMBER:
+            if kind == HeadKind.NUMBER:
                 self._meet(peer, head.total)
             else:
                 self._rule.pull(peer)
 
-    def _receive(self, peer: int, head: Head) -> None:
+    def _receive(self, peer: int, head: MessageHead) -> None:
         """Receive a push from a worker or a server, and outside of synchronous steps apply it."""
         replicas = self._at(0, head) if peer < self._first else [self.replicas[head.shard]]
         for replica in replicas:
@@ -170,7 +166,7 @@ class Server:
         if self._alone:
             self._rule.push(peer, self._own.heads[peer].push)
 
-    def _at(self, place: int, head: Head) -> list[Replica]:
+    def _at(self, place: int, head: MessageHead) -> list[ShardReplica]:
         """Return the replicas with this place in their chain, as far as a worker knows."""
         if self._copies == 1:
             return [self._own]
@@ -180,12 +176,12 @@ class Server:
     def _chain(self, shard: int, lost: set[int]) -> list[int]:
         return chain_of(shard, self._servers, self._copies, {rank - self._first for rank in lost})
 
-    def _pass_on(self, replica: Replica, worker: int) -> None:
+    def _pass_on(self, replica: ShardReplica, worker: int) -> None:
         """Send the last push of a worker to the next server, without waiting for that one."""
         successor = replica.chain.successor
         if successor is None:
             return
-        head = self._heads.message(Head(Kind.PUSH, shard=replica.shard.server))
+        head = self._heads.message(MessageHead(HeadKind.PUSH, shard=replica.shard.server))
         try:
             for message, tag in ((head, REQUEST), (replica.pushed[worker], DATA)):
                 work = self._comm.send(message, self._first + successor, tag, async_op=True)
@@ -197,7 +193,7 @@ class Server:
     def _acknowledge(self, worker: int) -> None:
         """Answer a worker that asks whether the replicas have its last push, if they have it."""
         asked = self._asked.get(worker)
-        if asked is None or asked.kind != Kind.HELD:
+        if asked is None or asked.kind != HeadKind.HELD:
             return
         if all(replica.chain.has(worker, asked.push) for replica in self._at(-1, asked)):
             self._reply(worker)
@@ -211,7 +207,7 @@ class Server:
             self._own.begin(self.meeting + 1)
             self._beginner = worker
         elif ended == self.meeting - 1 and self._rule.count not in (None, count):
-            theirs = Head(Kind.DIFFERENT, self._beginner, number=self._rule.count)
+            theirs = MessageHead(HeadKind.DIFFERENT, self._beginner, number=self._rule.count)
             self.failure = theirs._replace(other=worker, total=count)
             return
         self._rule.steps(worker, count)
@@ -219,14 +215,13 @@ class Server:
     # --- decisions ---
 
     def _decide(self) -> None:
-        """Do what the rule has decided."""
         if self._copies > 1 and not self._decides:
             self._resume()
         for decision in self._rule.decisions() if self._decides else ():
             if isinstance(decision, Apply):
-                self._tell(Kind.APPLY, [worker for worker, _, _ in decision.pushes])
+                self._tell(HeadKind.APPLY, [worker for worker, _, _ in decision.pushes])
             elif isinstance(decision, Discard):
-                self._tell(Kind.DROP, [decision.worker])
+                self._tell(HeadKind.DROP, [decision.worker])
             elif isinstance(decision, Go):
                 self._reply(decision.worker)
             elif isinstance(decision, Number):
@@ -237,7 +232,7 @@ class Server:
     def _tell(self, kind: int, workers: list[int]) -> None:
         """Tell the other servers which pushes are an update, or that one is dropped."""
         if self._synchronous and not self._alone:  # else each push is an update
-            decision = Head(kind, push=self._decided + 1, ranks=flags_of(workers))
+            decision = MessageHead(kind, push=self._decided + 1, ranks=flags_of(workers))
             self._decisions.append(self._heads.message(decision))
             self._tell_others(self._decisions[-1])
         if self._synchronous:
@@ -250,10 +245,9 @@ class Server:
                 self._send(decision, rank, REQUEST)
 
     def _carry_out(self, kind: int, workers: list[int]) -> None:
-        """Carry out a decision on all replicas."""
-        self._decided, self._step = self._decided + 1, self._step + (kind == Kind.APPLY)
+        self._decided, self._step = self._decided + 1, self._step + (kind == HeadKind.APPLY)
         for replica in self.replicas.values():
-            if kind == Kind.APPLY:
+            if kind == HeadKind.APPLY:
                 replica.apply(workers)
             else:
                 replica.drop(*workers)
@@ -270,7 +264,7 @@ class Server:
             for peer, head in early:
                 self._handle(peer, head)
 
-    def _make_rule(self, told: dict[int, Head]) -> None:
+    def _make_rule(self, told: dict[int, MessageHead]) -> None:
         """Make the rule from the first request of each worker to this server.
 
         The last push of a lost worker may be on some servers alone.  So its number is dealt again.
@@ -283,7 +277,7 @@ class Server:
             if head.meeting > meetings:
                 self._beginner, count = worker, head.total
             is_waiting = worker in own.waiting and own.heads[worker].push == last
-            if is_waiting or head.kind == Kind.PUSHED:  # the rule does not have it yet
+            if is_waiting or head.kind == HeadKind.PUSHED:  # the rule does not have it yet
                 again.append((worker, last))
                 number, last, pushes = own.heads[worker].number, last - 1, pushes - 1
             dealt = None if number < 0 else number
@@ -296,19 +290,19 @@ class Server:
 
     # --- replies ---
 
-    def _reply(self, worker: int, number: int | None = None, kind: int = Kind.DONE) -> None:
+    def _reply(self, worker: int, number: int | None = None, kind: int = HeadKind.DONE) -> None:
         """Answer the request of a worker; `number` is the one that is dealt to it."""
         asked = self._asked.pop(worker, None)
         if asked is None:
             return  # it was answered by the failure
-        full = asked.kind == Kind.FETCH or (asked.kind == Kind.PULL and self._alone)
-        of_tails = full or asked.kind == Kind.HELD
+        full = asked.kind == HeadKind.FETCH or (asked.kind == HeadKind.PULL and self._alone)
+        of_tails = full or asked.kind == HeadKind.HELD
         replicas = self._at(-1, asked) if of_tails else [self._own]
         if not full:
             replicas = [max(replicas, key=lambda replica: replica.fate[worker])]
         lost = flags_of(self.lost) if self.lost else b""
         for replica in replicas:
-            head = self.failure or Head(
+            head = self.failure or MessageHead(
                 kind,
                 number=-1 if number is None else number,
                 meeting=self._own.meeting,
@@ -331,7 +325,6 @@ class Server:
             self._look()
 
     def end_sends(self) -> None:
-        """Forget the pushes that the next servers have received."""
         for work in [work for work in self._sending if work.done()]:
             self._sending.remove(work)
             with suppress(rr.PeerLostError):  # `_look` finds that server
@@ -345,7 +338,6 @@ class Server:
         self._lose(*gone, *(rank for rank in self._comm.lost_peers() if rank >= self._first))
 
     def _lose(self, *ranks: int) -> None:
-        """Go on without these ranks."""
         for rank in set(ranks) - self.lost:
             self.lost.add(rank)
             if rank in self._open:
@@ -359,12 +351,12 @@ class Server:
         """Go on without a server; note which shards are lost with it."""
         for shard in range(self._servers):
             if not self._chain(shard, self.lost):
-                self.failure = self.failure or Head(Kind.LOST, self._first + shard)
+                self.failure = self.failure or MessageHead(HeadKind.LOST, self._first + shard)
         for replica in self.replicas.values():
             for worker in replica.chain.lose(rank - self._first):
                 self._pass_on(replica, worker)
-        for worker in [w for w, asked in self._asked.items() if asked.kind == Kind.HELD]:
-            self._reply(worker, kind=Kind.AGAIN)
+        for worker in [w for w, asked in self._asked.items() if asked.kind == HeadKind.HELD]:
+            self._reply(worker, kind=HeadKind.AGAIN)
         if self._copies > 1 and self.lost >= set(range(self._first, self._comm.rank)):
             for decision in list(self._decisions):
                 self._tell_others(decision)

@@ -12,11 +12,10 @@ of any kind.
 """
 
 from ringreduce.parallel.batch_norm import Normalised, batch_norm, batch_norm_backward
-from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel, average
-from ringreduce.parallel.equality import DriftError, check_equal
 from ringreduce.parallel.layers import Layer
 from ringreduce.parallel.mesh import Mesh
+from ringreduce.parallel.over_ranks import DriftError, check_equal, clip, global_norm
 from ringreduce.parallel.parameter_store import ParameterStore
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
 from ringreduce.parallel.reducer import StepTimes

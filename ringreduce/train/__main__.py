@@ -15,8 +15,8 @@ from typing import Any
 import ringreduce as rr
 from ringreduce.console.terminal import print_error, replace_unencodable
 from ringreduce.errors import AllRanksEnd, counted
-from ringreduce.parallel.equality import DriftError
-from ringreduce.parallel.together import REFUSED, from_rank_0, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, from_rank_0, nothing, said, together
+from ringreduce.parallel.over_ranks import DriftError
 from ringreduce.picture import output
 from ringreduce.recovery.checkpoint import (
     Checkpoint,
@@ -28,13 +28,14 @@ from ringreduce.recovery.checkpoint import (
 )
 from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
-from ringreduce.train.journal import PROGRESS, ROWS, STRETCH, State
-from ringreduce.train.loop import Trainer, shapes
+from ringreduce.train.loop import Trainer
 from ringreduce.train.metrics import Careful, History, JsonLines, Parameters, Sink, TensorBoard
+from ringreduce.train.parts import shapes
 from ringreduce.train.progress import Progress, described, heading, last_line, ranks_text, results
 from ringreduce.train.results import Result, Watcher
 from ringreduce.train.served_part import lowest_says
 from ringreduce.train.settings import Outputs
+from ringreduce.train.steps import PROGRESS, ROWS, STRETCH, RunState
 from ringreduce.train.strategies import to_plain
 
 _PROG = "python -m ringreduce.train"
@@ -43,10 +44,7 @@ _SPEAKING_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train by the options `argv`.  Returns 0, 1 if training failed, 2 for a wrong option.
-
-    Raises SystemExit with code 2 for errors that are found before there is a communicator.
-    """
+    """Train by the options `argv`.  Returns 0, 1 if training failed, 2 for a wrong option."""
     replace_unencodable()
     given = read(sys.argv[1:] if argv is None else argv, _PROG)
     outputs = given.outputs()
@@ -117,24 +115,23 @@ def _reported(comm: rr.Communicator) -> Iterator[None]:
 
 
 def _lowest(comm: rr.Communicator) -> int:
-    """Return the lowest rank that lives."""
     lowest: int = min({*range(comm.size)} - comm.lost_peers())
     return lowest
 
 
 def _train_all(comm: rr.Communicator, given: Given, outputs: Outputs) -> None:
     """Train once for each seed; rank 0 prints the progress, and last the mean accuracy."""
-    runs: list[_Run] = []
+    runs: list[_CommandRun] = []
     for seed in range(outputs.seeds):
         with _reported(comm), ExitStack() as stack:
-            run = _Run(comm, given, outputs, stack, seed)
+            run = _CommandRun(comm, given, outputs, stack, seed)
             run.train()
             runs.append(run)
     with _reported(comm):
         _conclude(comm, runs)
 
 
-def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
+def _conclude(comm: rr.Communicator, runs: Sequence[_CommandRun]) -> None:
     """Print the last line.  Raises _WriteError on all ranks if an output was not written."""
     if runs[-1].speaks:
         seconds = sum(run.elapsed_s for run in runs)
@@ -145,12 +142,12 @@ def _conclude(comm: rr.Communicator, runs: Sequence[_Run]) -> None:
 
 def _train_elastic(given: Given, outputs: Outputs) -> int:
     """Train once, in a job that goes on after ranks are lost.  Returns the exit code."""
-    runs: list[_Run] = []
+    runs: list[_CommandRun] = []
 
     def make(comm: rr.Communicator) -> rr.State:
         with _reported(comm):
             check_elastic_run(given, comm.nodes)
-            run = _Run(comm, given, outputs, stack)
+            run = _CommandRun(comm, given, outputs, stack)
         runs.append(run)
         return run.prepared_state()
 
@@ -169,7 +166,7 @@ def _train_elastic(given: Given, outputs: Outputs) -> int:
     return 0
 
 
-class _Run:
+class _CommandRun:
     """One run, with its checkpoint to continue from and its outputs."""
 
     def __init__(
@@ -213,10 +210,7 @@ class _Run:
             self._restore(facts)
 
     def prepared_state(self) -> rr.State:
-        """Return what another generation of ranks continues from.
-
-        The run is told of changes of the ranks, and the launcher of the folder for checkpoints.
-        """
+        """Return the State, which tells of changes of the ranks, and saves checkpoints."""
         state = self._trainer.store
         assert isinstance(state, rr.State)
         state.on_resize(self._resized)
@@ -349,7 +343,7 @@ class _Run:
         # Those of a launcher have the losses among the arrays.
         last_loss = math.nan if facts.get("last_loss") is None else facts["last_loss"]
         stretch = tuple(facts.get("stretch", ()))
-        state = State(facts["step"], facts.get("epoch_loss", 0.0), last_loss, stretch)
+        state = RunState(facts["step"], facts.get("epoch_loss", 0.0), last_loss, stretch)
         self._trainer.restore(None if self._before is None else self._before.arrays, state)
 
     # --- outputs ---
@@ -405,7 +399,6 @@ class _Run:
             yield TensorBoard(outputs.tensorboard, reported[0], parameters)
 
     def _complain(self, text: str) -> None:
-        """Say that an output could not be written."""
         store = self._trainer.store
         if isinstance(store, rr.State):
             store.report_unsaved(f"{_PROG}: {text}")
@@ -429,10 +422,7 @@ class _Run:
 
 
 def _plain_in(facts: Any, kind: str) -> dict[str, Any] | None:
-    """Return the settings, or the strategy, in the facts of a checkpoint, if there is one.
-
-    Old ones have no strategy.  Raises ValueError for an unknown setting.
-    """
+    """Return the settings, or the strategy, in a checkpoint's facts; old ones have no strategy."""
     if facts is None:
         return None
     return {name: from_plain(name, value) for name, value in facts.get(kind, {}).items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from ringreduce.train.strategies import (
     named_algorithm,
     table,
 )
+from ringreduce.train.toml_mistakes import line_of, what_is_wrong
 
 GROUPS: Mapping[str, Mapping[str, dataclasses.Field[Any]]] = {
     "what is trained": {field.name: field for field in dataclasses.fields(Settings)},
@@ -91,10 +91,7 @@ class Given:
 
 
 def read(argv: Sequence[str], prog: str = "python -m ringreduce.train") -> Given:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong, or if it cannot work.
-    """
+    """Read the command line and its file; SystemExit with code 2 if either cannot work."""
     with reading(parser(prog), argv) as values:
         given = Given(values)
         resumes = given.outputs().resume
@@ -132,17 +129,12 @@ def reading(command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Itera
     except (ImportError, ValueError) as error:
         name, where = str(error).partition(" ")[0], ""
         if file is not None and name in from_file.keys() - asked.keys():
-            where = f"{file}, line {_line_of(file.read_text(encoding='utf-8-sig'), name)}: "
+            where = f"{file}, line {line_of(file.read_text(encoding='utf-8-sig'), name)}: "
         command_line.error(f"{where}{error}")
 
 
 def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Check that the strategy can be used on the ranks of these nodes.
-
-    The ranks check a run that continues from a checkpoint: its settings are in the checkpoint.
-
-    Raises ValueError if the strategy cannot be used.
-    """
+    """Raise ValueError if the strategy cannot be used; of a run that resumes, ranks check it."""
     if given.outputs().resume:
         return
     strategy = given.strategy() or default(nodes)
@@ -174,11 +166,7 @@ def check_elastic_run(given: Given, nodes: Sequence[Sequence[int]], most: int = 
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the settings in a file: name -> value.
-
-    Raises OSError if the file cannot be read, and ValueError, naming the line, for invalid TOML,
-    unknown settings and wrong values.
-    """
+    """Return the settings in a file, or raise OSError, or ValueError, which names the line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -186,7 +174,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}, {_what_is_wrong(text, str(error))}") from None
+        raise ValueError(f"{path}, {what_is_wrong(text, str(error))}") from None
     settings = {}
     for name, value in table.items():
         try:
@@ -194,84 +182,24 @@ def read_toml(path: Path) -> dict[str, Any]:
                 raise ValueError(f"[{name}] is a table; write the settings without one")
             settings[name] = from_plain(name, value)
         except ValueError as error:
-            raise ValueError(f"{path}, line {_line_of(text, name)}: {error}") from None
+            raise ValueError(f"{path}, line {line_of(text, name)}: {error}") from None
     return settings
 
 
-def _line_of(text: str, name: str) -> int:
-    """Return the number, from 1, of the line of TOML that sets `name`, or begins its table."""
-    lines = text.splitlines()
-    sets = re.compile(rf"""\s*\[?\s*["']?{re.escape(name)}["']?\s*[].=]""")
-    return next((number for number, line in enumerate(lines, 1) if sets.match(line)), 1)
-
-
-_PLACE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)")
-"""Matches the text of a TOMLDecodeError: the reason, and the line."""
-_SETTING = re.compile(r"\s*([\w-]+)\s*([=:]?)\s*(.*?)\s*")
-"""Matches a line that sets something: the name, the sign, the value."""
-
-
-def _what_is_wrong(text: str, error: str) -> str:
-    """Return the number of the line that is no TOML, the line, and what to write instead."""
-    lines = text.splitlines()
-    place = _PLACE.fullmatch(error)
-    reason, number = (place[1], place[2]) if place else (error, None)
-    at = int(number) if number else len(lines)
-    line = lines[at - 1].strip() if lines else ""
-    return f"line {at}: {line!r} is no TOML; {_instead(line, lines[: at - 1]) or reason}"
-
-
-def _instead(line: str, before: Sequence[str]) -> str:
-    """Return what to write instead of a line that is no TOML; "" if the mistake is not known."""
-    found = _SETTING.fullmatch(line)
-    if not found:
-        return ""
-    name, sign, value = found.groups()
-    for place, earlier in enumerate(map(_SETTING.fullmatch, before), 1):
-        if earlier and earlier.group(1, 2) == (name, "="):
-            return f"line {place} sets {name} already"
-    if not value:
-        return "the value is missing"
-    if value.lower() in ("none", "null"):
-        return f"leave {name} out for its default"
-    for first, last in ("[]", '""', "''"):
-        if value.startswith(first) and (len(value) == 1 or not value.endswith(last)):
-            return f"the value does not end with {last}"
-    instead = _as_toml(value)
-    return f"write {name} = {instead}" if (sign, instead) != ("=", value) else ""
-
-
-def _as_toml(value: str) -> str:
-    """Return a value that is written as in Python or without its quotes as TOML wants it."""
-    if value in ("True", "False"):
-        return value.lower()
-    if re.fullmatch(r"\(.*\)", value):
-        return f"[{value[1:-1]}]"
-    if number := re.fullmatch(r"(-?)(\d*)[.,](\d*)", value):
-        return f"{number[1]}{number[2] or 0}.{number[3] or 0}"
-    if re.fullmatch(r"[^\W\d].*", value) and value not in ("true", "false"):
-        return f'"{value}"'
-    return value
-
-
 def from_plain(name: str, value: Any) -> Any:
-    """Return a setting's value from its value in TOML or JSON.
-
-    Raises ValueError for an unknown name, or a value of the wrong type.
-    """
+    """Return a setting's value from its value in TOML or JSON, or raise ValueError."""
     if name not in FIELDS:
         raise ValueError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
     return checked(FIELDS[name], value)
 
 
 def to_toml(values: Mapping[str, Any]) -> list[str]:
-    """Return a line of TOML for each plain value."""
     # JSON's numbers, lists, bools and strings are valid TOML, except one character.
     written = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return [f"{name} = {text}".replace("\x7f", "\\u007f") for name, text in written.items()]
 
 
-class _Parser(argparse.ArgumentParser):
+class _OptionParser(argparse.ArgumentParser):
     """Prints errors without the list of all options, and names the choice that is closest."""
 
     def error(self, message: str) -> NoReturn:
@@ -299,7 +227,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 def new_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Return a parser without options; an option that is not given gets no value."""
-    return _Parser(
+    return _OptionParser(
         prog=prog,
         description=description,
         epilog=epilog,

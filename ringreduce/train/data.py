@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringreduce.errors import shown
-from ringreduce.parallel.equality import bytes_of
+from ringreduce.parallel.over_ranks import bytes_of
 from ringreduce.train import idx
 from ringreduce.train.settings import Settings
 
@@ -220,11 +220,7 @@ def load_split(dtype: Any = np.float32, path: Path = DIGITS) -> Split:
 
 
 def load_mnist(folder: Path, dtype: Any = np.float32) -> Split:
-    """Return MNIST, or data in the same files, from `folder`: pixels from 0 to 1.
-
-    The test part is held out.  Raises OSError if a file cannot be read, and ValueError, naming the
-    file, if it is damaged or does not fit the others.
-    """
+    """Return MNIST, or data in the same files, as pixels from 0 to 1; the test part is held out."""
     train_x, train_labels = _images_and_labels(folder, "train", dtype)
     held_x, held_labels = _images_and_labels(folder, "t10k", dtype)
     if train_x.shape[1] != held_x.shape[1]:
@@ -253,10 +249,7 @@ def _images_and_labels(
 
 
 def synthetic(samples: int, inputs: int, classes: int, seed: int, dtype: Any = np.float32) -> Split:
-    """Return `samples` to train on, and a fifth as many held out, normal around their centres.
-
-    Each class has one centre, drawn from the seed.
-    """
+    """Return `samples` to train on, and a fifth as many held out, normal around class centres."""
     rng = np.random.default_rng((seed, _SYNTHETIC))
     centres = rng.standard_normal((classes, inputs), np.float32)
     centres *= np.float32(_FAR) / np.linalg.norm(centres, axis=1, keepdims=True)

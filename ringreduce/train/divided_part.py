@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ringreduce.parallel.data_parallel import DataParallel
-from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.mesh import Coordinates, Mesh
 from ringreduce.parallel.pipeline_parallel import PipelineParallel
-from ringreduce.train import mlp, optimizers, tensor_parallel
-from ringreduce.train.parts import Metered, Part, Run
+from ringreduce.train import mlp, tensor_parallel
+from ringreduce.train.parts import Metered, Part, Run, StageOwner
 
 
 class Divided(Part):
@@ -35,7 +34,8 @@ class Divided(Part):
         cut: str | Sequence[int] = "balanced",
     ) -> None:
         super().__init__(run)
-        self._mesh = mesh = Mesh(run.comm, *sizes)
+        self.mesh: Mesh = Mesh(run.comm, *sizes)
+        mesh = self.mesh
         self.replica, self.replicas = mesh.coordinates.data, sizes.data
         run.comm.all_reduce(np.empty(0), algorithm=run.algorithm)  # refuses an unknown one
         self._tensor = Metered(mesh.tensor, run.algorithm)
@@ -64,21 +64,21 @@ class Divided(Part):
         )
         for layer in self._layers():
             layer.pace = run.pace
-        self._slots = {
-            slot: {name: run.xp.zeros_like(array) for name, array in self.pipe.parameters.items()}
-            for slot in run.slots
-        }
-        rank, ranks = self._tensor.rank, self._tensor.size
-        running = tensor_parallel.cut(run.init_statistics(), rank, ranks)
-        self.running = {name: array for name, array in running.items() if self._has(name)}
-        self.counts = self._has(f"{len(run.sizes) - 2}.weight") and self._tensor.rank == 0
+        ranks_of = [
+            self.pipe.schedule.rank_of(stage)
+            for stage, layers in enumerate(self.pipe.cut)
+            for _ in range(layers)
+        ]
+        self.places = {name: StageOwner(ranks_of[_layer_of(name)]) for name in self.places}
+        running = tensor_parallel.cut(run.init_statistics(), self._tensor.rank, self._tensor.size)
         place = mesh.coordinates
+        mine = StageOwner(place.pipeline)
+        running = {name: array for name, array in running.items() if self.places[name] == mine}
+        self.stored = run.with_slots(self.pipe.parameters) | running
+        self.counts = ranks_of[-1] == place.pipeline and self._tensor.rank == 0
         self.group = place.pipeline * run.comm.size + place.tensor
 
-    # --- a step ---
-
     def gradients(self, x: Any, labels: Any, count: int) -> float:
-        """Compute and reduce the gradients of a batch.  Return the loss of this replica."""
         self._tensor.begin()
         self._samples.begin()
         begin = time.perf_counter()
@@ -95,11 +95,10 @@ class Divided(Part):
         """Return the arrays in which the gradients of this rank's parameters are added up."""
         if self.replicas == 1:
             return {}
-        self.reducer = dp = self.run.data_parallel(parameters, self._mesh.data)
+        self.reducer = dp = self.run.data_parallel(parameters, self.mesh.data)
         return {name: dp.buffer(name) for name in parameters}
 
     def _ready(self, name: str, gradient: Any) -> None:
-        """Reduce a gradient that is complete on this replica."""
         if self.reducer is not None:
             self.reducer.ready(name, gradient)
 
@@ -111,99 +110,21 @@ class Divided(Part):
     def reduced(self) -> dict[str, Any]:
         return dict(self.pipe.gradients)
 
-    def counted(self) -> list[Any]:
-        """Return the gradients that this rank counts: those of the first replica."""
-        if self.replica:
-            return []
-        return tensor_parallel.counted(self.pipe.gradients, self._tensor.rank)
-
-    def update(self, lr: float, step: int) -> None:
-        for name, gradient in self.pipe.gradients.items():
-            arrays = self.pipe.parameters[name], *(each[name] for each in self._slots.values())
-            optimizers.in_blocks(self._update, arrays, gradient, lr, step)
-
     @property
     def sent_bytes(self) -> int:
         return super().sent_bytes + self.pipe.sent_bytes
 
     @property
-    def state_bytes(self) -> int:
-        parameters = sum(int(array.nbytes) for array in self.own())
-        return parameters * (1 + len(self._slots)) + self.pipe.gradient_bytes
+    def gradient_bytes(self) -> int:
+        return self.pipe.gradient_bytes
 
-    # --- evaluation, and proofs ---
-
-    def right(self, x: Any, labels: Any) -> int:
-        """As `Part.right`; only the ranks of the last stage know."""
-
+    def classes(self, x: Any) -> Any:
         def predict(layer: Any, rows: Any) -> Any:
             return layer.predict(rows, self.running)
 
         logits = self.pipe.predict(x, predict)
-        if logits is None:
-            return 0
-        return int((self._columns.classes(logits) == labels).sum())
-
-    def own(self) -> list[Any]:
-        return list(self.pipe.parameters.values())
-
-    # --- the whole model ---
-
-    def whole(self) -> dict[str, Any]:
-        return self._gather(self.pipe.parameters, self.run.init_params())
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        like = self.run.init_params()
-        found = self._gather(self.pipe.parameters, like)
-        for slot, arrays in self._slots.items():
-            whole = self._gather(arrays, like)
-            found |= {f"{slot}/{name}": array for name, array in whole.items()}
-        whole = self._gather(self.running, self.run.init_statistics())
-        found |= {f"running/{name}": array for name, array in whole.items()}
-        return {name: on_host(array) for name, array in found.items()}
-
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        rank, ranks = self._tensor.rank, self._tensor.size
-        like = self.run.init_params()
-        for prefix, own in self._by_prefix():
-            whole_like = self.run.init_statistics() if prefix == "running/" else like
-            for name, array in whole_like.items():
-                whole = array if arrays is None else self.run.xp.asarray(arrays[prefix + name])
-                received = self.run.comm.broadcast(whole, root=0)
-                if name in own:
-                    part = tensor_parallel.slices(name, received.shape, rank, ranks)
-                    own[name][...] = received[part]
-        return {}
-
-    def close(self) -> None:
-        self._mesh.close()
-
-    def _by_prefix(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        yield "", self.pipe.parameters
-        for slot, arrays in self._slots.items():
-            yield f"{slot}/", arrays
-        yield "running/", self.running
-
-    def _gather(self, own: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whole arrays, of which this rank has parts of some; `like` has their shapes."""
-        whole = tensor_parallel.gather(self._mesh.tensor, own, self.run.xp)
-        return {
-            name: self._mesh.pipeline.broadcast(whole.get(name, array), root=self._rank_of(name))
-            for name, array in like.items()
-        }
-
-    def _rank_of(self, name: str) -> int:
-        """Return the rank of the pipeline that has the layer of an array."""
-        layer, end = _layer_of(name), 0
-        for stage, layers in enumerate(self.pipe.cut):
-            end += layers
-            if layer < end:
-                return self.pipe.schedule.rank_of(stage)
-        raise AssertionError(f"no stage has layer {layer}")
-
-    def _has(self, name: str) -> bool:
-        return self._rank_of(name) == self._mesh.coordinates.pipeline
+        return None if logits is None else self._columns.classes(logits)
 
 
 def _layer_of(name: str) -> int:
-    return int(name.partition(".")[0])
+    return int(name.rpartition("/")[2].partition(".")[0])

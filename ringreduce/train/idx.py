@@ -23,10 +23,7 @@ _BYTES = 8
 
 
 def find(folder: Path, name: str) -> Path:
-    """Return the file `name` in `folder`, or with ``.gz`` added, or with a dot before "idx".
-
-    Raises FileNotFoundError, naming the first two, if there is none.
-    """
+    """Return the path of `name` in `folder`: as it is, with a dot before "idx", or with ".gz"."""
     for base in (name, name.replace("-idx", ".idx")):
         for path in (folder / base, folder / f"{base}.gz"):
             if path.exists():
@@ -35,11 +32,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Return the numbers in a file, in its shape.
-
-    Raises OSError if the file cannot be read, and ValueError, naming it, if it is damaged or not an
-    IDX file of bytes.
-    """
+    """Return the numbers in a file, in its shape, or raise ValueError, which names the file."""
     packed = path.read_bytes()
     try:
         content = gzip.decompress(packed) if packed.startswith(b"\x1f\x8b") else packed

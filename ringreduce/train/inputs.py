@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.parallel.together import gather_words
+from ringreduce.parallel.consensus import gather_words
 from ringreduce.train import data
 from ringreduce.train.settings import Settings
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ringreduce.parallel.data_parallel import DataParallel
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.parts import Part, Run, spread
+from ringreduce.train.parts import Part, Run
 
 Layers = tuple[mlp.AffineArrays, ...]
 """An array for each parameter: the parameters, their gradients, or one kind of an optimizer's."""
@@ -40,8 +40,7 @@ class JaxReplica(Part):
         self.reducer: DataParallel = run.data_parallel(named)
         self._parameters: Layers
         self._slots: tuple[Layers, ...]
-        zeros = {slot: np.zeros_like(array) for slot, array in self._by_slot(named)}
-        self._place(named | zeros)
+        self._place(run.with_slots(named))
         self._parameter_bytes = int(flat.nbytes)
         self._sample_bytes = sum(run.sizes) * flat.itemsize
         """Bytes of what enters each layer, and of the logits, for one sample."""
@@ -74,35 +73,25 @@ class JaxReplica(Part):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of parameters, gradients on the device and in buckets, and optimizer's arrays."""
+        # Gradients are on the device and in buckets.  `own` would copy from some devices.
         return self._parameter_bytes * (3 + len(self._slots))
 
-    def right(self, x: Any, labels: Any) -> int:
-        return int(_right(self._parameters, x, labels))
+    def classes(self, x: Any) -> Any:
+        return np.asarray(_classes(self._parameters, x))
 
-    def whole(self) -> dict[str, Any]:
-        """Return the parameters by name, as NumPy's arrays that cannot be written to."""
-        return {name: to_host(array) for name, array in mlp.named(self._parameters).items()}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        slots = zip(self.run.slots, self._slots, strict=True)
-        of_slots = {
-            f"{slot}/{name}": to_host(array)
-            for slot, layers in slots
-            for name, array in mlp.named(layers).items()
-        }
-        return self.whole() | of_slots
+    @property
+    def own(self) -> dict[str, Any]:
+        """This rank's arrays, as NumPy's arrays that cannot be written to."""
+        found = mlp.named(self._parameters)
+        for slot, layers in zip(self.run.slots, self._slots, strict=True):
+            found |= {f"{slot}/{name}": array for name, array in mlp.named(layers).items()}
+        return {name: to_host(array) for name, array in found.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        own = {name: array.copy() for name, array in self.arrays().items()}
-        spread(self.run, own, arrays)
-        self._place(own)
+        self._place(super().load(arrays))
         return {}
 
     # --- implementation ---
-
-    def _by_slot(self, named: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        return [(f"{slot}/{n}", array) for slot in self.run.slots for n, array in named.items()]
 
     def _place(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy the content of a checkpoint to the device."""
@@ -154,12 +143,12 @@ def _loss(layers: Layers, x: Any, labels: Any, count: int) -> Any:
     return -log_p[jnp.arange(len(labels)), labels].sum() / count
 
 
-def _count_right(layers: Layers, x: Any, labels: Any) -> Any:
-    return (_logits(layers, x).argmax(axis=1) == labels).sum()
+def _classes_of(layers: Layers, x: Any) -> Any:
+    return _logits(layers, x).argmax(axis=1)
 
 
 _loss_and_gradients = jax.jit(jax.value_and_grad(_loss))
-_right = jax.jit(_count_right)
+_classes = jax.jit(_classes_of)
 
 # --- the optimizers -------------------------------------------------------------------------------
 

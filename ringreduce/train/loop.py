@@ -26,17 +26,25 @@ import ringreduce as rr
 from ringreduce.errors import counted, shown
 from ringreduce.parallel import sampler
 from ringreduce.parallel.data_parallel import average
-from ringreduce.parallel.equality import bytes_of, check_equal
+from ringreduce.parallel.over_ranks import bytes_of, check_equal
 from ringreduce.parallel.store_messages import StoreStats
-from ringreduce.train import data, mlp, optimizers, strategies
-from ringreduce.train.course import Course, Stretch
-from ringreduce.train.journal import PROGRESS, STRETCH, Journal, State, journal_arrays
-from ringreduce.train.pace import Pace
+from ringreduce.train import data, strategies
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.parts import Run
 from ringreduce.train.results import Epoch, Result, Step, Watcher
 from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings
-from ringreduce.train.stores import InPlace, Store
+from ringreduce.train.steps import (
+    PROGRESS,
+    STRETCH,
+    Course,
+    InPlace,
+    Journal,
+    RunState,
+    Store,
+    Stretch,
+    journal_arrays,
+)
 
 
 class Trainer:
@@ -87,7 +95,7 @@ class Trainer:
         xp: ModuleType = np,
         strategy: strategies.Strategy | None = None,
         elastic: bool | rr.State = False,
-        pace: Pace | None = None,
+        pace: ComputePace | None = None,
     ) -> None:
         for kind, value in ((data.Split, split), (Settings, settings)):
             if not isinstance(value, kind):
@@ -146,7 +154,6 @@ class Trainer:
         part.use(self.store)
         self.go_on_with_store()
         self._saved = -1
-        """The step of the last checkpoint."""
         self._steps_of_epoch: list[Step] = []
         self._untold: list[Step] = []  # the journal has no room for them until ranks meet
         self._loss = np.zeros(part.losses)
@@ -169,7 +176,7 @@ class Trainer:
         self._journal = Journal(self.store, self._course)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """The progress of the run: its `step`, and the losses of the epoch."""
         return self._journal.state
 
@@ -217,7 +224,7 @@ class Trainer:
         """
         return self._part.arrays()
 
-    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: State) -> None:
+    def restore(self, arrays: Mapping[str, np.ndarray] | None, state: RunState) -> None:
         """Continue from `state`, with rank 0's `arrays`.
 
         Args:
@@ -609,7 +616,7 @@ class Trainer:
 
         (lost, *numbers), flat = part.agree(outcome)
         digest = hashlib.sha256(bytes_of(flat).data).hexdigest()
-        self.store.restore(journal_arrays(course, State(made, 0.0, numbers[0])), made)
+        self.store.restore(journal_arrays(course, RunState(made, 0.0, numbers[0])), made)
         more: dict[str, Any] = {"lost": tuple(map(tuple, lost))}
         more |= {"sent_bytes": part.sent_bytes, "held_bytes": part.held_bytes}
         return Result(flat, digest, *numbers, **more)
@@ -635,20 +642,6 @@ class Trainer:
         with self.store.update():
             lr = course.learning_rate(steps[-1])
             journal.record(store.total / samples, lr, samples, times, counts=True)
-
-
-def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `Trainer.arrays`, by name."""
-    norm = settings.batch_norm
-    network = mlp.views(np.empty(mlp.parameter_count(sizes, norm)), sizes, norm)
-    ours = {name: array.shape for name, array in mlp.named(network).items()}
-    slots = {
-        f"{slot}/{name}": shape
-        for slot in optimizers.SLOTS[settings.optimizer]
-        for name, shape in ours.items()
-    }
-    running = mlp.init_statistics(sizes) if norm else {}
-    return ours | slots | {f"running/{name}": array.shape for name, array in running.items()}
 
 
 def train(

@@ -16,14 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringreduce.recovery.checkpoint import _FAILURES
-from ringreduce.train.results import Epoch, Step
+from ringreduce.train.results import Epoch, Step, Watcher
 
 
-class Sink(Protocol):
+class Sink(Watcher, Protocol):
     """A watcher that must be closed."""
 
-    def steps(self, steps: Sequence[Step]) -> None: ...
-    def epoch(self, epoch: Epoch) -> None: ...
     def close(self) -> None: ...
 
 
@@ -33,7 +31,6 @@ class Careful:
     def __init__(self, sinks: Iterable[Sink], complain: Callable[[str], None]) -> None:
         self._sinks, self._complain = sinks, complain  # a generator opens them when it is asked
         self.failed: list[str] = []
-        """Names of the watchers that were dropped."""
 
     def steps(self, steps: Sequence[Step]) -> None:
         self._each(lambda sink: sink.steps(steps))

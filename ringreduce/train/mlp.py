@@ -33,15 +33,14 @@ from ringreduce.parallel.batch_norm import (
     normalise_by,
 )
 from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
-from ringreduce.train.pace import Pace
+from ringreduce.train.pace import ComputePace
 
-# Rows that `right` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
+# Rows that `predict` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
 # as long on 2 cores.
 _ROWS = 32
 
 Array = Any
-"""An array of the module in use."""
 
 
 class AffineArrays(NamedTuple):
@@ -57,13 +56,9 @@ class NormalisedArrays(NamedTuple):
     """An affine map whose results are normalised over the batch, then scaled and shifted."""
 
     weight: Array
-    """(inputs, outputs)"""
     bias: Array
-    """(outputs,)"""
     scale: Array
-    """(outputs,)"""
     shift: Array
-    """(outputs,)"""
 
 
 Parameters = tuple[AffineArrays | NormalisedArrays, ...]
@@ -76,7 +71,6 @@ def _shapes(sizes: Sequence[int], batch_norm: bool) -> Iterator[list[tuple[int, 
 
 
 def parameter_count(sizes: Sequence[int], batch_norm: bool = False) -> int:
-    """Return the number of parameters in layers of these sizes."""
     return sum(math.prod(shape) for layer in _shapes(sizes, batch_norm) for shape in layer)
 
 
@@ -180,12 +174,11 @@ class Affine:
         columns: Sums | None = None,
         rows: Sums | None = None,
     ) -> None:
-        """Make layer `number` of the network; the ranks of `samples` share the batch."""
         self.number, self.arrays = number, arrays
         self._names = [f"{number}.{kind}" for kind in arrays._fields]
         self._last, self._xp = last, xp
         self._samples, self._columns, self._rows = samples, columns, rows
-        self.pace: Pace | None = None
+        self.pace: ComputePace | None = None
         """How long forward and backward take at least; None: as long as they take."""
         self.statistics: dict[str, Array] = {}
         """Mean and variance of the last forward's batch, under the names of `init_statistics`."""
@@ -340,27 +333,14 @@ def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str,
     return name, place
 
 
-def right(
-    parameters: Parameters,
-    x: Array,
-    labels: Array,
-    xp: ModuleType = np,
-    running: Mapping[str, Array] | None = None,
-) -> int:
-    """Return the number of samples whose largest logit is at their label.
+def predict(
+    network: Iterable[Affine], x: Array, running: Mapping[str, Array], xp: ModuleType = np
+) -> Array:
+    """Return the logits (samples, classes) of the rows of `x`, computed by `_ROWS` rows at a time.
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    network, count = layers(parameters, xp), 0
-    for start in range(0, len(x), _ROWS):
-        rows = slice(start, start + _ROWS)
-        found = predict(network, x[rows], running or {}).argmax(axis=1)
-        count += int((found == labels[rows]).sum())
-    return count
-
-
-def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
-    """Return the logits (samples, classes) of the rows of `x` (samples, inputs)."""
+    blocks = [x[start : start + _ROWS] for start in range(0, max(1, len(x)), _ROWS)]
     for layer in network:
-        x = layer.predict(x, running)
-    return x
+        blocks = [layer.predict(block, running) for block in blocks]
+    return xp.concatenate(blocks)

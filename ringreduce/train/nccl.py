@@ -61,10 +61,7 @@ class NcclCommunicator:
     def all_reduce(
         self, x: Any, op: str = "sum", *, out: Any = None, async_op: bool = False, **how: Any
     ) -> Any:
-        """Add up the arrays of all ranks, as `Communicator.all_reduce` with ``op="sum"``.
-
-        Raises ValueError for another op, or a wire.
-        """
+        """Add up the arrays of all ranks; ValueError for another op, or a wire."""
         if op != "sum" or how.get("wire") is not None:
             raise ValueError("cross_device nccl adds up gradients in their dtype; leave out wire")
         result = x.copy() if out is None else out

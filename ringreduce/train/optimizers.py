@@ -121,10 +121,7 @@ def update(settings: Settings) -> Update:
 def in_blocks(
     step: Update, arrays: Arrays, gradient: Any, lr: float, number: int, out: Arrays | None = None
 ) -> None:
-    """Make one step on contiguous arrays; NumPy's are updated block by block.
-
-    The new values are written into `out`, by default into `arrays`.
-    """
+    """Make one step into `out`, or `arrays`, all contiguous; NumPy's are updated block by block."""
     out = arrays if out is None else out
     size = gradient.size
     if size <= _BLOCK or not isinstance(gradient, np.ndarray):
@@ -141,7 +138,6 @@ def in_blocks(
 
 
 def learning_rate(settings: Settings, step: int, steps: int) -> float:
-    """Return the learning rate of a step, from 0 to steps - 1."""
     lr = settings.lr
     if settings.lr_batch:
         lr = linear_scaling(lr, settings.batch, settings.lr_batch)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 
-class Pace:
+class ComputePace:
     """The time that one rank computes: `unit_s` seconds for a sample and weight, times `factor`.
 
     A layer computes one unit in forward, and two in backward.  If `jitter` is above 0, each step

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel import sampler
-from ringreduce.parallel.clipping import clip, global_norm
 from ringreduce.parallel.data_parallel import DataParallel, average
-from ringreduce.parallel.equality import check_replicas, on_host
-from ringreduce.parallel.reducer import Reducer, StepTimes
+from ringreduce.parallel.mesh import Mesh
+from ringreduce.parallel.over_ranks import check_replicas, clip, global_norm, on_host
+from ringreduce.parallel.reducer import StepTimes
+from ringreduce.parallel.sharded_parallel import ShardedParallel
 from ringreduce.parallel.stages import activation_bytes
-from ringreduce.train import mlp, optimizers
-from ringreduce.train.pace import Pace
+from ringreduce.train import mlp, optimizers, tensor_parallel
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.settings import Settings
-from ringreduce.train.stores import InPlace, Store
+from ringreduce.train.steps import Store
 
 Arrays = Mapping[str, Any]
-"""Name -> array."""
 _FORGOTTEN = 0.1
 """Share of a running mean that a step's statistics replace, once ten steps are made."""
 
@@ -38,22 +38,30 @@ class Run:
 
     comm: rr.Communicator
     sizes: tuple[int, ...]
-    """The widths of the network, from inputs to classes."""
     settings: Settings
     algorithm: str
     xp: ModuleType
-    pace: Pace | None = None
+    pace: ComputePace | None = None
 
     def init_params(self) -> dict[str, Any]:
-        """Return new parameters of the whole network, by name."""
         settings = self.settings
         dtype, norm = settings.dtype, settings.batch_norm
         flat = mlp.init_params(self.sizes, settings.seed, dtype, self.xp, norm)
         return mlp.named(mlp.views(flat, self.sizes, norm))
 
     def init_statistics(self) -> dict[str, Any]:
-        """Return the running means of the whole network before the first step, by name."""
-        return mlp.init_statistics(self.sizes, self.xp) if self.settings.batch_norm else {}
+        """Return the running means before the first step, by their names in a checkpoint."""
+        found = mlp.init_statistics(self.sizes, self.xp) if self.settings.batch_norm else {}
+        return {f"running/{name}": array for name, array in found.items()}
+
+    def with_slots(self, parameters: Arrays) -> dict[str, Any]:
+        """Return parameters and new arrays of the optimizer, by their names in a checkpoint."""
+        zeros = {
+            f"{slot}/{name}": self.xp.zeros_like(array)
+            for slot in self.slots
+            for name, array in parameters.items()
+        }
+        return {**parameters, **zeros}
 
     def data_parallel(self, parameters: Arrays, comm: Any = None) -> DataParallel:
         """Return what adds up the gradients of all ranks, or of those of `comm`.  Collective."""
@@ -106,12 +114,31 @@ class Metered:
         return self._sizes[kind]
 
     def begin(self) -> None:
-        """Forget the time and the bytes."""
         self.seconds, self.sent_bytes = 0.0, 0
 
 
+class StageOwner(NamedTuple):
+    """The ranks of one stage of a pipeline have an array, in the parts of `tensor_parallel`."""
+
+    stage_rank: int
+    """Rank of the pipeline that has the stage."""
+
+
+EVERYWHERE = "everywhere"
+"""All ranks have the same array."""
+EACH = "each"
+"""Each rank has an array of its own, whose mean is in checkpoints."""
+SHARD = "shard"
+"""The reducer of a rank has a shard of the array."""
+Place = StageOwner | str
+
+
 class Part(ABC):
-    """What one rank has of the model.  Every rank makes the same calls."""
+    """What one rank has of the model.  Every rank makes the same calls.
+
+    A kind of part says in `stored` and `places` where each array is, and computes gradients.
+    Steps, checkpoints, norms, proofs and bytes follow.
+    """
 
     replica = 0
     """Index of the part of each batch that this rank computes."""
@@ -120,7 +147,6 @@ class Part(ABC):
     counts = True
     """Whether the loss and the right predictions of this rank count: of the ranks that compute
     the same samples, one does."""
-
     losses = 1
     """The number of losses that `gradients` returns."""
     every = 0
@@ -129,8 +155,9 @@ class Part(ABC):
     """Words that name the rank whose loss is infinite, if it is known."""
     group: int | None = 0
     """Ranks of the same group have the same parameters.  None: no other rank has this rank's."""
-    reducer: Reducer | None = None
+    reducer: DataParallel | ShardedParallel | None = None
     """What reduces the gradients of this rank."""
+    mesh: Mesh | None = None
     metered: tuple[Metered, ...] = ()
     """The communicators of all other all-reduces of a step."""
     waited_s = 0.0
@@ -139,9 +166,17 @@ class Part(ABC):
     def __init__(self, run: Run) -> None:
         self.run = run
         self._update = optimizers.update(run.settings)
+        self._shapes = shapes(run.sizes, run.settings)
+        self._names = {
+            name: (name, *(f"{slot}/{name}" for slot in run.slots))
+            for name in self._shapes
+            if "/" not in name
+        }
+        """Name of a parameter -> names of it and of the optimizer's arrays."""
+        self.places: dict[str, Place] = dict.fromkeys(self._shapes, EVERYWHERE)
+        """Name of each array of the whole model in a checkpoint -> where it is."""
         self.stored: dict[str, Any] = {}
-        """The arrays that the trainer's store is to keep, by their names in a checkpoint.  A part
-        of a divided model keeps its arrays itself."""
+        """This rank's arrays by name, which the trainer's store keeps; shards are in `reducer`."""
         self.running: dict[str, Any] = {}
         """Running means of batch normalisation, of the layers on this rank."""
         self.statistics: dict[str, Any] = {}
@@ -163,31 +198,37 @@ class Part(ABC):
         """Return the rows of a global batch of `count` that this replica computes."""
         return sampler.part(count, self.replica, self.replicas)
 
-    def use(self, store: Store) -> None:  # noqa: B027  # most parts keep their arrays
-        """Take the arrays of `stored` from the store, which has copies of them."""
-
     # --- a step ---
 
     @abstractmethod
     def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        """Compute and reduce the gradients of a batch.  Return this rank's share of the loss.
-
-        If `losses` is more than 1, return this rank's shares of that number of losses.
-
-        `x` and `labels` are the samples of this replica, `count` those of all replicas.
-        """
+        """Compute and reduce a batch's gradients; return this rank's share of each of `losses`."""
 
     def reduced(self) -> dict[str, Any]:
         """Return the gradients that `gradients` has reduced, of this rank's parameters, by name."""
         return self._reduced
 
     def counted(self) -> list[Any]:
-        """Return the gradients that this rank counts in the norm over all ranks."""
-        return [] if self.reducer is None else self.reducer.shard
+        """Return the gradients that this rank counts in the norm: each number has one rank."""
+        if self.mesh is not None:
+            rank = self.mesh.tensor.rank
+            return [] if self.replica else tensor_parallel.counted(self.reduced(), rank)
+        if self.reducer is not None:
+            return self.reducer.shard
+        return list(self.reduced().values()) if self.run.comm.rank == 0 else []
 
-    @abstractmethod
     def update(self, lr: float, step: int) -> None:
         """Make the optimizer's step on this rank's parameters, inside an update of the store."""
+        old, new = self.stored, {**self.stored}
+        for name, gradient in self.reduced().items():
+            names = self._names[name]
+            out = tuple([self._store.empty(each) for each in names])
+            before = tuple([old[each] for each in names])
+            optimizers.in_blocks(self._update, before, gradient, lr, step, out)
+            new.update(zip(names, out, strict=True))
+        for name in self.running:
+            new[f"running/{name}"] = self._store[f"running/{name}"]
+        self._take(new)
 
     def meet(self) -> None:  # noqa: B027  # most parts have no weights of their own
         """Average what this rank has changed alone, inside an update of the store.  Collective."""
@@ -221,9 +262,15 @@ class Part(ABC):
         return reduced + sum(each.sent_bytes for each in self.metered)
 
     @property
-    @abstractmethod
+    def gradient_bytes(self) -> int:
+        return sum(int(array.nbytes) for array in self.parameters())
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer's arrays and buffers on this rank."""
+        steps = sum(int(a.nbytes) for n, a in self.own.items() if not n.startswith("running/"))
+        copies = 2 if isinstance(self._store, rr.State) else 1  # a State has two slots
+        return copies * steps + self.gradient_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -237,197 +284,121 @@ class Part(ABC):
         return self.run.comm.all_reduce(array, op, algorithm=self.run.settings.algorithm)
 
     @abstractmethod
+    def classes(self, x: Any) -> Any:
+        """Return the class that the model predicts for each sample; None: another rank knows."""
+
     def right(self, x: Any, labels: Any) -> int:
         """Return how many of this replica's held-out samples are predicted right."""
+        found = self.classes(x)
+        return 0 if found is None else int((found == labels).sum())
 
-    def own(self) -> Iterable[Any]:
-        """Return this rank's parameters, or its shard of them."""
-        return self.whole().values()
+    def parameters(self) -> list[Any]:
+        """Return this rank's parameters, or its shards of them."""
+        if isinstance(self.reducer, ShardedParallel):
+            return [self.run.xp.asarray(array) for array in self.reducer.own]
+        return [array for name, array in self.own.items() if "/" not in name]
 
     def check_equal(self) -> None:
         """Prove that replicas have bitwise the same parameters.  Raises DriftError on all ranks."""
         if self.group is not None:
-            flat = self.run.xp.concatenate([array.reshape(-1) for array in self.own()])
+            flat = self.run.xp.concatenate([array.reshape(-1) for array in self.parameters()])
             check_replicas(self.run.comm, flat, self.group)
 
     def all_finite(self) -> bool:
-        """Return whether the parameters of all ranks are finite."""
-        bad = sum(int(not bool(self.run.xp.isfinite(array).all())) for array in self.own())
+        isfinite = self.run.xp.isfinite
+        bad = sum(int(not bool(isfinite(array).all())) for array in self.parameters())
         return not self.run.comm.all_reduce(np.array([bad]))[0]
 
-    # --- the whole model ---
+    # --- where the arrays are ---
 
-    @abstractmethod
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """This rank's arrays, by their names in a checkpoint; shards are in `reducer`."""
+        return self.stored
+
+    def use(self, store: Store) -> None:
+        """Take the arrays of `stored` from the store, which has copies of them."""
+        self._store = store
+        self._take({name: store[name] for name in self.stored})
+
+    def _take(self, arrays: dict[str, Any]) -> None:
+        """Compute with these arrays from now on."""
+        self.stored = arrays
+        running = (name for name in arrays if name.startswith("running/"))
+        self.running = {name.partition("/")[2]: arrays[name] for name in running}
+
     def whole(self) -> dict[str, Any]:
         """Return the parameters of the whole model, by name, the same on all ranks.  Collective."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of a checkpoint: all arrays that steps change.  Collective."""
-
-    @abstractmethod
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        """Set all arrays to those of a checkpoint; only rank 0 needs them.  Collective.
-
-        Returns the arrays of `stored`, which the caller puts into the store.
-        """
-
-    def close(self) -> None:  # noqa: B027  # most parts have made no communicator
-        """Close the communicators that this part has made.  Collective."""
+        return {name: self.run.xp.asarray(array) for name, array in self._gather(self._names)}
 
     def flat(self) -> Any:
         """Return the parameters of the whole model as one array.  Collective."""
-        xp = self.run.xp
-        return xp.concatenate([array.reshape(-1) for array in self.whole().values()])
-
-
-class WholeModel(Part):
-    """All parameters on every rank.  Subclasses add up the gradients."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.replica, self.replicas = run.comm.rank, run.comm.size
-        parameters = run.init_params()
-        self._names = {
-            name: (name, *(f"{slot}/{name}" for slot in run.slots)) for name in parameters
-        }
-        """Name of a parameter -> names of it and of the optimizer's arrays."""
-        zeros = {
-            f"{slot}/{name}": run.xp.zeros_like(array)
-            for slot in run.slots
-            for name, array in parameters.items()
-        }
-        running = run.init_statistics()
-        self._running = dict(zip(running, of_running(running), strict=True))
-        """Name of a running mean -> its name in a checkpoint."""
-        self.stored = parameters | zeros | of_running(running)
-        self._arrays: dict[str, Any] = {}
-        """The present arrays, by the names of `stored`."""
-        self._normalising = Metered(run.comm, run.algorithm)
-        self.metered = (self._normalising,)
-        layers = tuple(mlp.by_layer(parameters).values())
-        self._network = mlp.layers(layers, run.xp, self._normalising)
-        for layer in self._network:
-            layer.pace = run.pace
-
-    @property
-    def _parameters(self) -> dict[str, Any]:
-        """The parameters of a new part, by name."""
-        return {name: self.stored[name] for name in self._names}
-
-    def use(self, store: Store) -> None:
-        self._store = store
-        self.stored = {name: store[name] for name in self.stored}  # the others are not needed
-        self._show(self.stored)
-
-    def _show(self, arrays: dict[str, Any]) -> None:
-        """Compute with these arrays from now on."""
-        self._arrays = arrays
-        self.running = {name: arrays[stored] for name, stored in self._running.items()}
-        for layer in self._network:
-            layer.take(arrays)
-
-    def update(self, lr: float, step: int) -> None:
-        old, new = self._arrays, {**self._arrays}
-        for name, gradient in self._reduced.items():
-            names = self._names[name]
-            out = tuple([self._store.empty(each) for each in names])
-            before = tuple([old[each] for each in names])
-            optimizers.in_blocks(self._update, before, gradient, lr, step, out)
-            new.update(zip(names, out, strict=True))
-        for name in self._running.values():
-            new[name] = self._store[name]
-        self._show(new)
-
-    @property
-    def state_bytes(self) -> int:
-        parameters = sum(int(array.nbytes) for array in self.own())
-        copies = 1 if isinstance(self._store, InPlace) else 2  # a State has two slots
-        return parameters * (1 + copies * (1 + len(self.run.slots)))
-
-    def right(self, x: Any, labels: Any) -> int:
-        parameters = tuple(layer.arrays for layer in self._network)
-        return mlp.right(parameters, x, labels, self.run.xp, self.running)
-
-    def whole(self) -> dict[str, Any]:
-        return {name: self._arrays[name] for name in self._names}
+        return self.run.xp.concatenate([array.reshape(-1) for array in self.whole().values()])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {name: on_host(array) for name, array in self._arrays.items()}
+        """Return the content of a checkpoint: all arrays that steps change.  Collective."""
+        found = {name: on_host(array) for name, array in self._gather(self._shapes)}
+        means = {n: array.copy() for n, array in found.items() if self.places[n] == EACH}
+        if means:
+            average(self.run.comm, means)
+        return found | means
+
+    def _gather(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the names and the whole arrays; of `EACH`, this rank's.  Collective."""
+        reducer = self.reducer
+        shards = reducer.arrays() if isinstance(reducer, ShardedParallel) else {}
+        for name in names:
+            place = self.places[name]
+            if isinstance(place, StageOwner):
+                assert self.mesh is not None
+                array = self._new(name)
+                if place.stage_rank == self.mesh.pipeline.rank:
+                    parts = {name: self.own[name]}
+                    array = tensor_parallel.gather(self.mesh.tensor, parts, self.run.xp)[name]
+                yield name, self.mesh.pipeline.broadcast(array, root=place.stage_rank)
+            else:
+                yield name, shards[name] if place == SHARD else self.own[name]
+
+    def _new(self, name: str) -> Any:
+        """Return an uninitialised array like a whole one."""
+        dtype = np.float64 if name.startswith("running/") else self.run.settings.dtype
+        return self.run.xp.empty(self._shapes[name], dtype)
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        own = {name: self.run.xp.empty_like(array) for name, array in self.stored.items()}
-        spread(self.run, own, arrays)
-        return own
+        """Set all arrays to rank 0's `arrays`; return those for the store.  Collective."""
+        if isinstance(self.reducer, ShardedParallel):
+            self.reducer.load(arrays)
+        loaded = {}
+        for name, place in self.places.items():
+            if place == SHARD:
+                continue
+            whole = self._new(name)
+            if arrays is not None:
+                whole[...] = self.run.xp.asarray(arrays[name])
+            self.run.comm.broadcast(whole, root=0, out=whole)
+            if not isinstance(place, StageOwner):
+                loaded[name] = whole
+            elif self.mesh is not None and place.stage_rank == self.mesh.pipeline.rank:
+                tensor = self.mesh.tensor
+                part = tensor_parallel.slices(name, whole.shape, tensor.rank, tensor.size)
+                loaded[name] = whole[part].copy()
+        return loaded
+
+    def close(self) -> None:
+        """Close the communicators that this part has made.  Collective."""
+        if self.mesh is not None:
+            self.mesh.close()
 
 
-class Replica(WholeModel):
-    """All parameters on every rank; an all-reduce adds up the gradients."""
-
-    def __init__(self, run: Run, reduces: Any = None) -> None:
-        """Make a replica; `reduces` makes the all-reduces: a communicator, by default the run's."""
-        super().__init__(run)
-        self.reducer: DataParallel = run.data_parallel(self._parameters, reduces)
-
-    def gradients(self, x: Any, labels: Any, count: int) -> float | np.ndarray:
-        self._normalising.begin()
-        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
-        loss, kept, gradients = mlp.step(self._network, x, labels, count, buffers, self.run.xp)
-        self.statistics = mlp.statistics_in(self._network)
-        self._hold(len(x), kept)
-        for name, _ in gradients:
-            self.reducer.ready(name)
-        self._reduced = self.reducer.finish()
-        return float(loss)
-
-
-class LocalReplica(Replica):
-    """A replica that steps alone; every few steps the replicas average their weights."""
-
-    def __init__(self, run: Run, every: int) -> None:
-        super().__init__(run)
-        self.every = every
-        self._before: dict[str, Any] = {}  # weights of the last average, if a wire sends changes
-
-    def gradients(self, x: Any, labels: Any, count: int) -> float:
-        """Compute this rank's loss and gradients: its shares, times the number of ranks."""
-        if self.run.settings.wire != "none" and not self._before:
-            self._before = {name: array.copy() for name, array in self.whole().items()}
-        self.reducer.times = StepTimes(0.0, 0.0)
-        buffers = {name: self.reducer.buffer(name) for name in self._parameters}
-        own = count / self.run.comm.size
-        loss, kept, gradients = mlp.step(self._network, x, labels, own, buffers, self.run.xp)
-        self._hold(len(x), (kept, self._before))
-        self._reduced = dict(gradients)
-        return float(loss)
-
-    def meet(self) -> None:
-        for name, array in reversed(self.whole().items()):
-            self.reducer.ready(name, array - self._before.get(name, 0))
-        for name, total in self.reducer.finish().items():
-            self._arrays[name][...] = self._before.get(name, 0) + total / self.run.comm.size
-        self._before = {}
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.reducer.sent_bytes // self.every
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """As `Part.arrays`, with the means of the optimizer's arrays over the ranks."""
-        found = super().arrays()
-        slots = {name: array.copy() for name, array in found.items() if "/" in name}
-        average(self.run.comm, slots)
-        return found | slots
-
-
-def of_running(running: Arrays) -> dict[str, Any]:
-    """Return running means by their names in a checkpoint."""
-    return {f"running/{name}": array for name, array in running.items()}
-
-
-def spread(run: Run, own: Arrays, arrays: Mapping[str, np.ndarray] | None) -> None:
-    """Write rank 0's `arrays` into the arrays of all ranks.  Collective."""
-    for name, array in own.items():
-        if arrays is not None:
-            array[...] = run.xp.asarray(arrays[name])
-        run.comm.broadcast(array, root=0, out=array)
+def shapes(sizes: Sequence[int], settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays in a checkpoint, by name."""
+    norm = settings.batch_norm
+    network = mlp.views(np.empty(mlp.parameter_count(sizes, norm)), sizes, norm)
+    ours = {name: array.shape for name, array in mlp.named(network).items()}
+    slots = {
+        f"{slot}/{name}": shape
+        for slot in optimizers.SLOTS[settings.optimizer]
+        for name, shape in ours.items()
+    }
+    running = mlp.init_statistics(sizes) if norm else {}
+    return ours | slots | {f"running/{name}": array.shape for name, array in running.items()}

@@ -28,10 +28,7 @@ def check_place(path: Path) -> None:
 
 
 def draw(path: Path, title: str, facts: str, history: History) -> None:
-    """Write the picture to `path`, which ends in .svg or .png.
-
-    `history` has at least one step.  Raises ImportError if a PNG needs a library.
-    """
+    """Write the picture of at least one step to `path`, which ends in .svg or .png."""
     steps = history.all_steps
     scale = linear([steps[0].step, steps[-1].step], most=_MOST_STEPS)
     panels = [_loss(scale, steps), _accuracy(scale, history), _times(scale, steps)]

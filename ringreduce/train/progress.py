@@ -30,10 +30,8 @@ class Progress:
         self._live = LiveLine(out)
         self._live.show(f"{counted(epochs, 'epoch')} of {counted(epoch_steps, 'step')}")
         self._measured = ""
-        """The measurements of the last complete epoch."""
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Show the last of `steps`."""
         if steps:
             made = steps[-1].step - (steps[-1].epoch - 1) * self._epoch_steps
             made = min(max(made, 0), self._epoch_steps)  # epochs before may have had other steps
@@ -128,11 +126,7 @@ def results(result: Result, verbose: bool, computing: int) -> str:
 
 
 def last_line(comm: rr.Communicator, runs: Sequence[Result], elapsed_s: float) -> str:
-    """Return the accuracy, the time of training, the ranks, and the efficiency of the steps.
-
-    The accuracy is the mean of the `runs`.  The efficiency is that of all their steps, and is left
-    out if there are none.
-    """
+    """Return the mean accuracy of `runs`, the time, the ranks, and the steps' efficiency."""
     accuracy = 100 * statistics.fmean(run.accuracy for run in runs)
     line = f"accuracy {accuracy:.1f} % in {elapsed_s:.2f} s on {ranks_text(comm)}"
     step_s = sum(run.step_s for run in runs)

@@ -15,8 +15,9 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.parallel.parameter_store import ParameterStore
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.course import Course
-from ringreduce.train.parts import Run, WholeModel
+from ringreduce.train.parts import Run
+from ringreduce.train.replicas import WholeModel
+from ringreduce.train.steps import Course
 
 _WORDS = (1 << 48) + 1000
 """Tag of the messages of `lowest_says`."""
@@ -29,7 +30,6 @@ class Served(WholeModel):
     sent_bytes = 0
 
     def __init__(self, run: Run, **options: Any) -> None:
-        """Make the part; `options` are those of the store."""
         super().__init__(run)
         self.replica, self.replicas = 0, 1  # a worker that evaluates has all held-out samples
         self._options, self._averages = options, options["staleness"] == 0
@@ -41,7 +41,7 @@ class Served(WholeModel):
     def open(self, course: Course, epochs: Sequence[Sequence[int]]) -> ParameterStore:
         """Make the store, from this part's arrays, for the steps of these epochs.  Collective."""
         self._course, self._epochs = course, epochs
-        comm, params, found = self.run.comm, self.whole(), self._arrays
+        comm, params, found = self.run.comm, self.whole(), self.stored
         slots = {s: {n: found.get(f"{s}/{n}", params[n]) for n in params} for s in self.run.slots}
         self.store = ParameterStore(comm, params, self._change, slots=slots, **self._options)
         self.replicas = self.store.workers
@@ -52,10 +52,8 @@ class Served(WholeModel):
         """Number of the last update; its loop of `steps` and its number there."""
         self._before = Counter[int]()
         """Staleness -> pushes of the epochs before."""
-        # `load` needs their shapes alone.
-        self.stored = {n: np.broadcast_to(x.flat[:1], x.shape) for n, x in self.stored.items()}
         if self.store.is_server:
-            self._arrays, self._network = {}, []
+            self.stored, self._network = {}, []
         else:
             self._reduced = {name: np.empty_like(array) for name, array in params.items()}
             self.pull(slots=True)
@@ -63,11 +61,14 @@ class Served(WholeModel):
 
     def pull(self, slots: bool = False) -> None:
         """Compute with the servers' parameters; `slots`: have the optimizer's arrays, too."""
-        self._show(self.store.pull(slots))
+        self._take(self.store.pull(slots))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return dict(self.stored)  # without the optimizer's, unless they were pulled
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
         """Load as `Part.load` does.  The next store begins with these arrays: return none."""
-        self._show(super().load(arrays))
+        self._take(super().load(arrays))
         return {}
 
     def gradients(self, x: Any, labels: Any, count: int) -> float:
@@ -138,7 +139,7 @@ class Served(WholeModel):
         return array
 
     def all_finite(self) -> bool:
-        return all(bool(np.isfinite(array).all()) for array in self.own())
+        return all(bool(np.isfinite(array).all()) for array in self.parameters())
 
     def agree(self, outcome: Callable[[], Any]) -> tuple[Any, np.ndarray]:
         """Return, on all ranks, the `outcome` and the parameters of the lowest worker that lives.
@@ -158,16 +159,13 @@ class Served(WholeModel):
             raise FloatingPointError(found)
         flat = np.frombuffer(numbers, self.run.settings.dtype).copy()
         if self.store.is_server:
-            self._arrays = mlp.named(mlp.views(flat, self.run.sizes))
-            self._network = mlp.layers(tuple(mlp.by_layer(self._arrays).values()))
+            self.stored = mlp.named(mlp.views(flat, self.run.sizes))
+            self._network = mlp.layers(tuple(mlp.by_layer(self.stored).values()))
         return found, flat
 
 
 def lowest_says(comm: rr.Communicator, speakers: int, words: Callable[[], bytes]) -> bytes:
-    """Return, on all ranks, the `words` of the lowest rank that lives and has some.
-
-    The first `speakers` ranks may speak.  It is not collective: ranks may be lost.
-    """
+    """Return, on all ranks, the words of the lowest of `speakers` that lives and has some."""
     for speaker in range(speakers):
         said = np.empty(0, np.uint8)
         if speaker == comm.rank:

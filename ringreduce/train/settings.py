@@ -44,10 +44,7 @@ class _NoDataError(FileNotFoundError, ValueError):
 
 
 def checked(about: dataclasses.Field[Any], value: Any) -> Any:
-    """Return the value of a field, as the type of its default.
-
-    Raises ValueError for a value of another type, or that is none of its choices.
-    """
+    """Return a field's value as the type of its default; ValueError for another, or no choice."""
     name, choices = about.name, about.metadata["choices"]
     is_path = about.default is None
     kind: Any = str if is_path or choices else type(about.default)
@@ -83,7 +80,6 @@ def _written(value: Any) -> str:
 
 
 def _check_fields(settings: Any) -> None:
-    """Replace the fields of new settings by their checked values.  Raises ValueError."""
     for each in dataclasses.fields(settings):
         value = getattr(settings, each.name)
         if value is not None or each.default is not None:

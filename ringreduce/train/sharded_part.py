@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ringreduce.parallel.clipping import clip, global_norm
-from ringreduce.parallel.equality import on_host
 from ringreduce.parallel.layers import cross_entropy
+from ringreduce.parallel.over_ranks import clip, global_norm, on_host
 from ringreduce.parallel.sharded_parallel import CentralParallel, ShardedParallel
 from ringreduce.train import mlp, optimizers
-from ringreduce.train.parts import Metered, Part, Run, of_running, spread
-
-_ROWS = 32
-"""Rows that a layer predicts at a time; see `mlp.right`."""
+from ringreduce.train.parts import SHARD, Metered, Part, Run
 
 
 class Sharded(Part):
@@ -42,7 +36,8 @@ class Sharded(Part):
             op="sum",
             algorithm=run.algorithm,
         )
-        self.running = run.init_statistics()
+        self.stored = run.init_statistics()
+        self.places |= {name: SHARD for name in self.places if name not in self.stored}
         self._normalising = Metered(run.comm, run.algorithm)
         self.metered = (self._normalising,)
         self._most_bytes = 0
@@ -78,7 +73,6 @@ class Sharded(Part):
         return layer
 
     def reduced(self) -> dict[str, Any]:
-        """Return copies of the gradients, gathered from all ranks.  Collective."""
         return self.reducer.gradients()
 
     def clip(self, longest: float) -> None:
@@ -94,29 +88,8 @@ class Sharded(Part):
 
     @property
     def state_bytes(self) -> int:
-        """The most bytes of parameters, gradients, optimizer's arrays and buffers."""
         return self._most_bytes
 
-    def right(self, x: Any, labels: Any) -> int:
-        blocks = [x[start : start + _ROWS] for start in range(0, len(x), _ROWS)]
-        for arrays in self.reducer.forward():
-            layer = self._layer(arrays)
-            blocks = [layer.predict(block, self.running) for block in blocks]
-        found = [block.argmax(axis=1) for block in blocks]
-        return int((self.run.xp.concatenate(found) == labels).sum()) if found else 0
-
-    def own(self) -> Iterable[Any]:
-        return map(self.run.xp.asarray, self.reducer.own)
-
-    def whole(self) -> dict[str, Any]:
-        whole = self.reducer.arrays().items()
-        return {name: self.run.xp.asarray(array) for name, array in whole if "/" not in name}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        whole = self.reducer.arrays() | of_running(self.running)
-        return {name: on_host(array) for name, array in whole.items()}
-
-    def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
-        self.reducer.load(arrays)
-        spread(self.run, of_running(self.running), arrays)
-        return {}
+    def classes(self, x: Any) -> Any:
+        layers = map(self._layer, self.reducer.forward())
+        return mlp.predict(layers, x, self.running, self.run.xp).argmax(axis=1)

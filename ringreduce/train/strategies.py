@@ -24,9 +24,9 @@ from ringreduce.parallel.mesh import Coordinates, check_fits
 from ringreduce.parallel.parameter_store import check_numbers
 from ringreduce.parallel.stages import right_cut, splits_of_size
 from ringreduce.train.divided_part import Divided
-from ringreduce.train.exact_replica import ExactReplica
 from ringreduce.train.nccl import NcclCommunicator
-from ringreduce.train.parts import LocalReplica, Part, Replica, Run
+from ringreduce.train.parts import Part, Run
+from ringreduce.train.replicas import ExactReplica, LocalReplica, Replica
 from ringreduce.train.served_part import Served
 from ringreduce.train.settings import Settings, setting
 from ringreduce.train.sharded_part import Sharded
@@ -56,7 +56,6 @@ _ALGORITHMS = {
 }
 """Name of an all-reduce in the option of a strategy -> algorithm of the settings; "": not ours."""
 _IN_HALVES = ("ring", "two_shot", "auto")
-"""All-reduces that are a reduce-scatter and an all-gather."""
 
 # --- options --------------------------------------------------------------------------------------
 
@@ -676,10 +675,7 @@ OPTIONS = {each.name: each for each in fields(make_dataclass("_Options", _declar
 
 
 def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy with the options `given`, by their names; None for "auto".
-
-    Raises ValueError for an unknown strategy, or an option of another one; it names both.
-    """
+    """Return the strategy with these options, None for "auto"; ValueError for one it lacks."""
     if name == "auto" and not given:
         return None
     kind = Strategy if name == "auto" else STRATEGIES.get(name)
@@ -699,10 +695,7 @@ def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
 
 
 def to_plain(given: Settings | Strategy) -> dict[str, Any]:
-    """Return settings, or the name of a strategy and its options, as values for JSON and TOML.
-
-    Options that have their default are left out.
-    """
+    """Return settings, or a strategy and its options that are set, as values for JSON and TOML."""
     if isinstance(given, Settings):
         values = asdict(given)
     else:
@@ -750,7 +743,6 @@ def _check_divided(
     schedule: str = "1f1b",
     virtual: int = 1,
 ) -> None:
-    """Raise ValueError unless the settings fit replicas of pipelines of these sizes."""
     stages = sizes.pipeline * virtual
     splits = splits or stages
     rr.pipeline.schedule(schedule, sizes.pipeline, splits, virtual)
@@ -778,10 +770,7 @@ def _check_divided(
 
 
 def named_algorithm(strategy: Strategy, given: str) -> str:
-    """Return the algorithm that an option of the strategy names; the `given` one if none does.
-
-    Raises ValueError if the two differ, unless `given` is "".
-    """
+    """Return the algorithm of a strategy's option, or `given`; ValueError if they differ."""
     for name, each in options(type(strategy)).items():
         value = getattr(strategy, each.name)
         if each.metadata.get("is_all_reduce") and value != "auto":

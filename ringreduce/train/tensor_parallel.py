@@ -85,11 +85,7 @@ def cut(arrays: Mapping[str, Array], rank: int, ranks: int) -> dict[str, Array]:
 def gather(
     comm: rr.Communicator, arrays: Mapping[str, Array], xp: ModuleType = np
 ) -> dict[str, Array]:
-    """Return the whole arrays, from this rank's parts.  Collective; all ranks get the same.
-
-    The arrays must have the same names in the same order on all ranks.  Of an array that is not
-    cut, all ranks get rank 0's.
-    """
+    """Return the whole arrays from this rank's parts; of an uncut one, rank 0's.  Collective."""
     found = {}
     for name, array in arrays.items():
         axis = axis_of(name)
@@ -102,14 +98,11 @@ def gather(
 
 
 def counted(gradients: Mapping[str, Array], rank: int) -> list[Array]:
-    """Return the gradients that a rank counts in `global_norm`.
-
-    All ranks count the parts of the arrays that are cut; rank 0 alone counts the others.
-    """
+    """Return the gradients that a rank counts in a norm: its parts, and on rank 0 uncut ones."""
     return [array for name, array in gradients.items() if axis_of(name) is not None or rank == 0]
 
 
-class Group(Protocol):
+class TensorGroup(Protocol):
     """The ranks that hold a network together: a communicator, or an object that stands in."""
 
     @property
@@ -134,7 +127,7 @@ class TensorParallel:
     does, bit by bit.
     """
 
-    def __init__(self, comm: Group, sizes: Sequence[int], xp: ModuleType = np) -> None:
+    def __init__(self, comm: TensorGroup, sizes: Sequence[int], xp: ModuleType = np) -> None:
         self._comm, self._xp = comm, xp
         self._layers = len(sizes) - 1
         self._classes = sizes[-1]
@@ -147,11 +140,7 @@ class TensorParallel:
         return self._comm.size > 1 and self._layers % 2 == 1
 
     def layers(self, arrays: Mapping[str, Array], samples: Sums | None = None) -> list[mlp.Affine]:
-        """Return the layers of these parts, in order: all of the network, or some.
-
-        `arrays` are results of `cut` for this rank, and are used in place.  The ranks of `samples`
-        share the batch: they normalise over it.
-        """
+        """Return the layers of parts from `cut`; the ranks of `samples` share the batch."""
         comm = self._comm if self._comm.size > 1 else None
         return [
             mlp.Affine(
@@ -167,11 +156,7 @@ class TensorParallel:
         ]
 
     def cross_entropy(self, logits: Array, labels: Array, count: int) -> tuple[Array, Array]:
-        """Return the loss and its gradient, as `layers.cross_entropy` does.  Collective.
-
-        `logits` is the output of the last layer on this rank; the gradient has its shape.  All
-        ranks get the same loss.
-        """
+        """Return the loss and its gradient, as `layers.cross_entropy`.  Collective."""
         xp = self._xp
         if not self.has_columns:
             return cross_entropy(logits, labels, count, xp)
@@ -191,10 +176,7 @@ class TensorParallel:
         return loss, gradient.astype(logits.dtype, copy=False)
 
     def classes(self, logits: Array) -> Array:
-        """Return the class of each sample, the lowest of those with the largest logit.  Collective.
-
-        `logits` is the output of the last layer on this rank.  All ranks get the same classes.
-        """
+        """Return the lowest class with the largest logit of each sample.  Collective."""
         xp = self._xp
         if not self.has_columns:
             return logits.argmax(axis=1)

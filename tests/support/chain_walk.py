@@ -1,6 +1,6 @@
 """Walk a chain of servers and two workers through every order of messages and crashes.
 
-The decisions are those of `ringreduce.parallel.store_chain`.  Messages of one sender and receiver
+The decisions are those of `ringreduce.parallel.store_replica`.  Messages of one sender and receiver
 arrive in order.  Those of a crashed server may arrive until the receiver notices the crash; the
 rest is lost.  In each state the walk proves that
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringreduce.parallel.store_chain import Chain, chain_of
+from ringreduce.parallel.store_replica import Chain, chain_of
 
 WORKERS = ("v", "w")
 MISTAKES = {

@@ -692,20 +692,20 @@ MUTATIONS = [
     Mutation(
         "late-push-told-as-an-update",
         "parallel/store_server.py",
-        "self._tell(Kind.DROP, [decision.worker])",
-        "self._tell(Kind.APPLY, [decision.worker])",
+        "self._tell(HeadKind.DROP, [decision.worker])",
+        "self._tell(HeadKind.APPLY, [decision.worker])",
         "The deciding server tells the servers to apply a gradient that is too late for its step.",
     ),
     Mutation(
         "chain-without-its-middle",
-        "parallel/store_chain.py",
+        "parallel/store_replica.py",
         "return behind[0] if behind else None",
         "return behind[-1] if behind else None",
         "The head of a chain passes pushes on to the tail, and the server between has none.",
     ),
     Mutation(
         "push-sent-again-counts-twice",
-        "parallel/store_chain.py",
+        "parallel/store_replica.py",
         "return id <= self._last.get(worker, 0)",
         "return id < self._last.get(worker, 0)",
         "A push that a worker sends again after a loss counts twice.",
@@ -727,7 +727,7 @@ MUTATIONS = [
     # --- sharded state ---
     Mutation(
         "rows-as-long-as-the-first-shard",
-        "parallel/layout.py",
+        "parallel/buckets.py",
         "self.width = max(lengths)",
         "self.width = lengths[0]",
         "The last numbers of a longer shard are lost.",

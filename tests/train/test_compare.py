@@ -19,10 +19,10 @@ from ringreduce.launch import cli
 from ringreduce.train import Settings, Trainer, pace, strategies
 from ringreduce.train.compare import __main__ as turns
 from ringreduce.train.compare import report
-from ringreduce.train.compare.options import Request, read
-from ringreduce.train.compare.report import Row
+from ringreduce.train.compare.options import CompareOptions, read
+from ringreduce.train.compare.report import StrategyRow
 from ringreduce.train.configuration import Given
-from ringreduce.train.pace import Pace
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.strategies import (
     CentralStorage,
     Hybrid,
@@ -57,7 +57,7 @@ FIGURES = {
 def row(strategy=None, error="", *, ranks=4, servers=0, to=90.0, **figures):
     """A row with one seed."""
     runs = [] if error else [{**FIGURES, **figures, "points": [(1.0, 0.8), (2.0, 0.9)]}]
-    return Row(strategy or Mirrored(), ranks, servers, to, error, runs)
+    return StrategyRow(strategy or Mirrored(), ranks, servers, to, error, runs)
 
 
 # --- a trainer that stops, and slow ranks ---------------------------------------------------------
@@ -106,7 +106,7 @@ def test_ranks_share_the_units_of_every_strategy(strategy):
     """Each sample and weight is a unit in forward, and two units in backward."""
     split, units = rr.train.load(SMALL), Counter()
 
-    class Counts(Pace):
+    class Counts(ComputePace):
         def __init__(self, rank):
             super().__init__(0.0, 1.0, 0.0, ())
             self.rank = rank
@@ -141,12 +141,12 @@ def slept(monkeypatch, own, units, computed_s=0.0):
     [(1.0, 8, 0.0, 4.0), (3.0, 8, 0.0, 12.0), (1.0, 8, 1.5, 2.5), (1.0, 2, 1.5, 0.0)],
 )
 def test_computing_is_stretched_to_its_share(factor, units, computed_s, seconds, monkeypatch):
-    assert slept(monkeypatch, Pace(0.5, factor, 0.0, ()), units, computed_s) == seconds
+    assert slept(monkeypatch, ComputePace(0.5, factor, 0.0, ()), units, computed_s) == seconds
 
 
 @pytest.mark.parametrize("jitter", [0.3, 1.0])
 def test_jitter_has_mean_1_and_its_coefficient_of_variation(jitter, monkeypatch):
-    one, same, other = (Pace(1.0, 2.0, jitter, (5, rank)) for rank in (1, 1, 2))
+    one, same, other = (ComputePace(1.0, 2.0, jitter, (5, rank)) for rank in (1, 1, 2))
     drawn, again, others = (
         [slept(monkeypatch, each, 1) for _ in range(2000)] for each in (one, same, other)
     )
@@ -161,8 +161,8 @@ def test_jitter_has_mean_1_and_its_coefficient_of_variation(jitter, monkeypatch)
 
 
 def names(ranks, nodes=None, strategies=(), **values):
-    request = Request(Given(values), strategies)
-    return [Row(each, 0, 0, 90).name for each in request.rows(nodes or [range(ranks)])]
+    request = CompareOptions(Given(values), strategies)
+    return [StrategyRow(each, 0, 0, 90).name for each in request.rows(nodes or [range(ranks)])]
 
 
 SERVERS = [
@@ -321,7 +321,7 @@ def given(**values):
 @pytest.mark.slow
 def test_synchronous_strategies_are_equal_to_one_device():
     servers = ParameterServer(), ParameterServer(servers=2)
-    request = Request(given(seeds=2), (*EVERY[:6], *servers), ranks=2)
+    request = CompareOptions(given(seeds=2), (*EVERY[:6], *servers), ranks=2)
     shown = []
 
     def program(comm):
@@ -342,7 +342,7 @@ def test_synchronous_strategies_are_equal_to_one_device():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("strategy", [LocalSGD(), ParameterServer()], ids=lambda each: each.name)
 def test_a_strategy_that_fails_is_a_row_and_the_others_go_on(strategy, seed, monkeypatch):
-    request = Request(given(seeds=2), (strategy, Mirrored()), ranks=2)
+    request = CompareOptions(given(seeds=2), (strategy, Mirrored()), ranks=2)
 
     def samples(self, number):
         here = self.strategy, self.comm.rank, self.settings.seed
@@ -406,7 +406,7 @@ class Fake:
 )
 def test_figures_are_those_of_all_ranks(strategy, servers, wanted, monkeypatch):
     monkeypatch.setattr(turns, "Trainer", Fake)
-    request = Request(given(epochs=3), (strategy,), ranks=2, to=75.0)
+    request = CompareOptions(given(epochs=3), (strategy,), ranks=2, to=75.0)
     _, found = rr.spawn(lambda comm: turns.compare(comm, request), 3)[0]
     figures = dict.fromkeys(("staleness_mean", "staleness_max"))
     figures |= {"accuracy": 0.95, "accuracy_range": 0.0, "seconds_to": 20.0}
@@ -490,7 +490,7 @@ def test_errors_are_below_the_table():
 def test_the_picture_has_a_bar_and_a_line_for_each_strategy(tmp_path):
     rows = [row(OneDevice(), ranks=1), row(), row(Zero(), "no memory")]
     path = tmp_path / "compare.svg"
-    report.write_all(rows, Request(Given({}), picture=path))
+    report.write_all(rows, CompareOptions(Given({}), picture=path))
     written = path.read_text()
     parse(written)
     assert written.count('class="area"') == 3 * 2

@@ -269,7 +269,7 @@ def test_what_jax_computes_is_shown_to_numpy_without_a_copy():
         part.gradients(part.run.xp.zeros((5, 64), np.float32), np.zeros(5, int), 5)
         part.update(0.1, 0)
         on_device = [a.unsafe_buffer_pointer() for a in mlp.named(part._parameters).values()]
-        return on_device, [array.ctypes.data for array in part.own()]
+        return on_device, [array.ctypes.data for array in part.parameters()]
 
     ((on_device, shown),) = rr.spawn(addresses, 1)
     assert on_device == shown

@@ -11,7 +11,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.parallel import sampler
 from ringreduce.train import Settings, Trainer, mlp, optimizers
-from ringreduce.train.course import Course, Stretch
+from ringreduce.train.steps import Course, Stretch
 from ringreduce.train.strategies import LocalSGD, Mirrored
 
 SAMPLES, EPOCH_STEPS = 151, 4
@@ -193,7 +193,7 @@ def test_an_infinite_loss_of_one_rank_ends_all_with_one_text():
     def program(comm):
         trainer = Trainer(comm, split, SMALL, strategy=LocalSGD(every=3))
         if comm.rank == 1:
-            next(iter(trainer._part.own()))[...] = np.inf
+            next(iter(trainer._part.parameters()))[...] = np.inf
         with pytest.raises(FloatingPointError) as error:
             trainer.run()
         return str(error.value)

@@ -23,14 +23,14 @@ from ringreduce.launch import cli
 from ringreduce.picture.style import PAPER
 from ringreduce.train import configuration, strategies
 from ringreduce.train.configuration import Given
-from ringreduce.train.search import memory, options, prices, report
+from ringreduce.train.search import options, prices, report
 from ringreduce.train.search.__main__ import main
-from ringreduce.train.search.candidates import KINDS, Candidate, Place, cuts, fitting
+from ringreduce.train.search.candidates import KINDS, Candidate, Site, cuts, fitting
 from ringreduce.train.search.finding import choose, find
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench
 from ringreduce.train.search.options import read
-from ringreduce.train.search.report import Row
+from ringreduce.train.search.report import CandidateRow
 from ringreduce.train.settings import Settings
 from ringreduce.train.strategies import Hybrid, Pipeline
 from tests.support.mpi import ROOT, environment
@@ -41,8 +41,8 @@ DEEP = (64, 32, 32, 32, 10)
 """The widths of a network of four layers."""
 
 
-def place_of(ranks: int, sizes: tuple[int, ...] = DEEP, samples: int = 1000) -> Place:
-    return Place([range(ranks)], sizes, samples)
+def place_of(ranks: int, sizes: tuple[int, ...] = DEEP, samples: int = 1000) -> Site:
+    return Site([range(ranks)], sizes, samples)
 
 
 def found(kind: str, ranks: int, *, sizes: tuple[int, ...] = DEEP, **values):
@@ -495,7 +495,7 @@ def test_computed_bytes_are_those_that_a_trainer_counts(kind, ranks, values):
 
     counted = rr.spawn(program, ranks, timeout_s=60)[0]
     place = place_of(ranks, sizes)
-    assert {each: memory.held_bytes(each, place) for each in candidates} == counted
+    assert {each: prices.held_bytes(each, place) for each in candidates} == counted
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -505,12 +505,12 @@ def test_of_batches_the_smallest_that_is_nearly_as_fast_is_chosen():
     candidates = found("batch", 2, batch=64)
     rates = {64: 960.0, 128: 990.0, 256: 1000.0, 32: 900.0}
     rows = [
-        Row(each, 0.0, 9, each.settings.batch / rates[each.settings.batch], 0, True)
+        CandidateRow(each, 0.0, 9, each.settings.batch / rates[each.settings.batch], 0, True)
         for each in candidates
         if each.settings.batch in rates
     ]
     rows.sort(key=lambda row: -row.samples_per_s)
-    rows += [Row(each, 0.0) for each in candidates if each.settings.batch not in rates]
+    rows += [CandidateRow(each, 0.0) for each in candidates if each.settings.batch not in rates]
     assert choose(rows).candidate.settings.batch == 64
 
 
@@ -528,7 +528,7 @@ def test_of_nearly_equal_candidates_the_one_that_holds_least_is_chosen(
     slower, held, is_last, chosen
 ):
     each = zip(found("split_size", 2), slower, held, is_last, strict=False)
-    rows = [Row(one, 0.0, 9, 0.001 * times, *more) for one, times, *more in each]
+    rows = [CandidateRow(one, 0.0, 9, 0.001 * times, *more) for one, times, *more in each]
     assert choose(rows) is rows[chosen]
 
 
@@ -560,8 +560,11 @@ def test_the_command_starts_the_same_job():
 
 def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
     first, second, third, *_ = found("mesh", 4, batch=30)
-    rows = [Row(first, 0.004, 10, 0.002, 3 << 20), Row(second, 0.005, 0, held_bytes=1 << 19)]
-    lines = report.table([*rows, Row(third, 0.006)])
+    rows = [
+        CandidateRow(first, 0.004, 10, 0.002, 3 << 20),
+        CandidateRow(second, 0.005, 0, held_bytes=1 << 19),
+    ]
+    lines = report.table([*rows, CandidateRow(third, 0.006)])
     assert [line.split() for line in lines[1:]] == [
         [*first.columns.values(), "4.000", "2.000", "10", "15,000", "3.00"],
         [*second.columns.values(), "5.000", "-", "0", "-", "0.50"],
@@ -575,7 +578,9 @@ def test_a_table_has_every_candidate_and_what_is_not_known_of_it():
 )
 def test_a_table_has_at_most_ten_candidates_that_were_not_measured(others, last):
     candidates = found("split_size", 2)[: 3 + others]
-    rows = [Row(each, 0.004, 9 * (number < 3), 0.002) for number, each in enumerate(candidates)]
+    rows = [
+        CandidateRow(each, 0.004, 9 * (number < 3), 0.002) for number, each in enumerate(candidates)
+    ]
     lines = report.table(rows)
     assert len(lines) == 1 + 3 + 10 + (last is not None)
     assert lines[-1] == last or last is None
@@ -583,7 +588,7 @@ def test_a_table_has_at_most_ten_candidates_that_were_not_measured(others, last)
 
 @pytest.mark.parametrize("kind", ["split_size", "mesh", "batch"])
 def test_a_table_fits_80_columns(kind):
-    rows = [Row(each, 0.1234567, 1000, 0.1234567, 900 << 20) for each in found(kind, 2)]
+    rows = [CandidateRow(each, 0.1234567, 1000, 0.1234567, 900 << 20) for each in found(kind, 2)]
     lines = report.table(rows)
     assert max(map(len, lines)) <= 80
     assert all("900.00" in line.split() for line in lines[1:])
@@ -605,10 +610,10 @@ def test_a_picture_has_every_candidate_and_the_name_of_every_line(tmp_path):
     assert [*by_name] == ["2·1·1", "1·2·1", "1·1·2"]
     (data,), (two, four, eight), (tensor,) = by_name.values()
     rows = [
-        Row(data, 0.004, 10, 0.002, 3 << 20),
-        Row(two, 0.004, 10, 0.003, 2 << 20),
-        Row(four, 0.004, 10, 0.003, 2 << 20),
-        *(Row(each, 0.006, held_bytes=1 << 20) for each in (eight, tensor)),
+        CandidateRow(data, 0.004, 10, 0.002, 3 << 20),
+        CandidateRow(two, 0.004, 10, 0.003, 2 << 20),
+        CandidateRow(four, 0.004, 10, 0.003, 2 << 20),
+        *(CandidateRow(each, 0.006, held_bytes=1 << 20) for each in (eight, tensor)),
     ]
     texts, lines, circles = drawn(rows, "mesh", tmp_path)
     assert [texts.count(name) for name in by_name] == [2, 2, 2]
@@ -623,7 +628,10 @@ def test_a_picture_has_every_candidate_and_the_name_of_every_line(tmp_path):
 def test_of_one_place_of_a_line_the_best_is_drawn(tmp_path):
     first, second = (each for each in found("split_size", 2, batch=32, schedule="1f1b")[:2])
     assert (first.series, first.x) == (second.series, second.x)
-    rows = [Row(first, 0.004, 10, 0.002, 1 << 20), Row(second, 0.005, 0, held_bytes=1 << 20)]
+    rows = [
+        CandidateRow(first, 0.004, 10, 0.002, 1 << 20),
+        CandidateRow(second, 0.005, 0, held_bytes=1 << 20),
+    ]
     texts, _, circles = drawn(rows, "split_size", tmp_path)
     assert texts.count("1f1b") == 2
     assert len(circles) == 3
@@ -637,7 +645,7 @@ def test_a_line_of_memory_has_one_cut(best, monkeypatch):
     monkeypatch.setattr(report, "write", lambda path, picture: None)
     candidates = found("split_size", 2, batch=32)
     held = {each: (100 * len(each.name) + each.x) << 20 for each in candidates}
-    rows = [Row(each, 0.004, held_bytes=held[each]) for each in candidates]
+    rows = [CandidateRow(each, 0.004, held_bytes=held[each]) for each in candidates]
     rows.sort(key=lambda row: row.candidate.columns["cut"] != best)
     rows.insert(0, replace(rows[-1], candidate=replace(rows[0].candidate, columns={"cut": "3 1"})))
     report.draw(Path("search.svg"), "a title", "Facts.", rows, KINDS["split_size"])

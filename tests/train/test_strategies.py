@@ -555,7 +555,7 @@ def test_a_replica_that_drifts_is_named_on_all_ranks(strategy, ranks):
     def program(comm):
         trainer = Trainer(comm, split, SMALL, strategy=strategy)
         if comm.rank == 1:
-            next(iter(trainer._part.own()))[...] += 1e-9
+            next(iter(trainer._part.parameters()))[...] += 1e-9
         with pytest.raises(DriftError) as error:
             trainer.run()
         return str(error.value)
@@ -578,7 +578,7 @@ def test_parameters_that_are_no_numbers_end_all_ranks(strategy):
         def spoilt(lr, step):
             update(lr, step)
             if comm.rank == 1:
-                for array in trainer._part.own():
+                for array in trainer._part.parameters():
                     array.reshape(-1)[:1] = np.nan
 
         trainer._part.update = spoilt

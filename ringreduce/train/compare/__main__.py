@@ -14,13 +14,13 @@ from typing import Any
 import ringreduce as rr
 from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.errors import AllRanksEnd
-from ringreduce.parallel.together import REFUSED, gather_words, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, gather_words, nothing, said, together
 from ringreduce.train import inputs
 from ringreduce.train.compare import report
-from ringreduce.train.compare.options import Request, read
-from ringreduce.train.compare.report import Row
+from ringreduce.train.compare.options import CompareOptions, read
+from ringreduce.train.compare.report import StrategyRow
 from ringreduce.train.loop import Trainer
-from ringreduce.train.pace import Pace
+from ringreduce.train.pace import ComputePace
 from ringreduce.train.plot import check_place
 from ringreduce.train.strategies import OneDevice
 
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(
-    comm: rr.Communicator, request: Request, show: Callable[[str], None] = lambda text: None
-) -> list[Row]:
+    comm: rr.Communicator, request: CompareOptions, show: Callable[[str], None] = lambda text: None
+) -> list[StrategyRow]:
     """Return a row for each strategy, with figures on rank 0.  Collective.
 
     The first ranks compute, and the others are servers.  Strategies take turns, an epoch each.
@@ -64,7 +64,7 @@ def compare(
     nodes = [[rank for rank in node if rank < ranks] for node in comm.nodes]
     found = request.rows([node for node in nodes if node])
     inputs.check_same(comm, together(comm, lambda: inputs.load(settings)))
-    rows = [Row(s, 1 if s == OneDevice() else ranks, s.servers, request.to) for s in found]
+    rows = [StrategyRow(s, 1 if s == OneDevice() else ranks, s.servers, request.to) for s in found]
     for seed in range(settings.seed, settings.seed + request.given.outputs().seeds):
         turns = [_Turns(comm, row, request, seed) for row in rows]
         for epoch in range(settings.epochs):
@@ -79,7 +79,9 @@ def compare(
 class _Turns:
     """One strategy with one seed."""
 
-    def __init__(self, comm: rr.Communicator, row: Row, request: Request, seed: int) -> None:
+    def __init__(
+        self, comm: rr.Communicator, row: StrategyRow, request: CompareOptions, seed: int
+    ) -> None:
         self._comm, self.row, self._request = comm, row, request
         self._settings = replace(request.given.settings(), seed=seed)
         self._part: Any = comm.split(0 if comm.rank < row.ranks + row.servers else None)
@@ -108,12 +110,11 @@ class _Turns:
             unit_s = request.compute_ms / 1e3 / (3 * settings.batch * weights)
             slow, factor = request.slowdown
             factor = factor if rank == slow else 1.0
-            pace = Pace(unit_s, factor, request.jitter, (settings.seed, rank))
+            pace = ComputePace(unit_s, factor, request.jitter, (settings.seed, rank))
         xp = inputs.module(request.given.outputs().device, self._comm)
         self._trainer = Trainer(self._part, split, settings, xp, self.row.strategy, pace=pace)
 
     def train(self) -> None:
-        """Train for an epoch."""
         self._result = result = self._trainer.run(epochs=1)
         self._points.append((self._trainer.times[:, 1].sum(), result.accuracy))
         if (pushes := self._trainer.pushes) is not None and self._comm.rank < self.row.ranks:

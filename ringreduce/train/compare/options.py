@@ -30,7 +30,7 @@ _TAKEN = {*GROUPS["what is trained"], "seeds", "device"} - _NOT_TAKEN
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareOptions:
     """The options of a comparison; `given` are those of the trainer."""
 
     given: Given
@@ -101,13 +101,10 @@ def _strategy(words: str) -> Strategy:
     return found
 
 
-def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") -> Request:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong.
-    """
+def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") -> CompareOptions:
+    """Read the command line and its file; SystemExit with code 2 if either is wrong."""
     with reading(parser(prog), argv) as values:
-        own = {name: values.pop(name) for name in Request.__annotations__ if name in values}
+        own = {name: values.pop(name) for name in CompareOptions.__annotations__ if name in values}
         if "strategies" in own:
             words = own["strategies"]
             own["strategies"] = () if words == "all" else tuple(map(_strategy, words.split(",")))
@@ -115,18 +112,15 @@ def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.compare") 
             if not 0 <= own[name] < math.inf:
                 raise ValueError(f"{name} is {own[name]:g}; wanted a finite number of at least 0")
         # A file may have options of one run: a comparison takes none of them.
-        request = Request(Given({n: v for n, v in values.items() if n in _TAKEN}), **own)
+        request = CompareOptions(Given({n: v for n, v in values.items() if n in _TAKEN}), **own)
         request.given.outputs(), request.given.settings(), Outputs(plot=request.picture)
         if not request.compute_ms and (request.jitter or "slowdown" in own):
             raise ValueError("--slowdown and --jitter change what --compute-ms makes; add it")
     return request
 
 
-def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> int:
-    """Return how many servers the strategies need beside the ranks of these nodes.
-
-    Raises ValueError if a strategy cannot be used.
-    """
+def check_ranks(request: CompareOptions, nodes: Sequence[Sequence[int]]) -> int:
+    """Return how many servers the strategies need beside the ranks, or raise ValueError."""
     return max(strategy.servers for strategy in request.rows(nodes))
 
 

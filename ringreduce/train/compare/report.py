@@ -15,7 +15,7 @@ from ringreduce.picture.chart import Area, Line, Panel, chart
 from ringreduce.picture.output import write
 from ringreduce.picture.scales import Scale, linear
 from ringreduce.picture.style import PALETTE
-from ringreduce.train.compare.options import Request
+from ringreduce.train.compare.options import CompareOptions
 from ringreduce.train.strategies import Strategy, to_plain
 
 _NEAR = 0.95
@@ -41,7 +41,7 @@ _COLUMNS = {
 
 
 @dataclass
-class Row:
+class StrategyRow:
     """The figures of a strategy, or its error."""
 
     strategy: Strategy
@@ -53,7 +53,6 @@ class Row:
     runs: list[dict[str, Any]] = field(default_factory=list)
     """The figures of each seed, and its `points`: seconds and accuracy after each epoch."""
     parameters: Any = None
-    """Those of the last seed."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -91,11 +90,8 @@ class Row:
         return found
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of the rows, the errors, and sentences on the figures.
-
-    Columns that are empty or equal in all rows are left out.
-    """
+def table(rows: Sequence[StrategyRow]) -> list[str]:
+    """Return rows, errors and sentences; columns that are empty or equal are left out."""
     columns = []
     for head, *cells in zip(_COLUMNS, *(row.cells() for row in rows), strict=True):
         if len({*cells}) > 1:
@@ -122,7 +118,7 @@ def _wrapped(name: str, most: int) -> list[str]:
     return lines
 
 
-def _sentences(rows: Sequence[Row]) -> list[str]:
+def _sentences(rows: Sequence[StrategyRow]) -> list[str]:
     """Return sentences on the fastest strategy, on one device, and on the one that holds least."""
     known = [(row.record, row) for row in rows if not row.error]
     if len(known) < 2:
@@ -141,7 +137,7 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def write_all(rows: Sequence[Row], request: Request) -> None:
+def write_all(rows: Sequence[StrategyRow], request: CompareOptions) -> None:
     """Write the lines of JSON and the picture that are asked for."""
     if request.json is not None:
         request.json.write_text("".join(f"{json.dumps(row.record)}\n" for row in rows), "utf-8")
@@ -150,15 +146,13 @@ def write_all(rows: Sequence[Row], request: Request) -> None:
         write(request.picture, picture(known))
 
 
-def picture(rows: Sequence[Row]) -> str:
-    """Return the picture of rows without an error."""
+def picture(rows: Sequence[StrategyRow]) -> str:
     facts = "Strategies took turns, an epoch each. Bars have the numbers of the lines."
     title = " ".join(_sentences(rows)[:1]) or rows[0].name
     return chart(title, facts, _panels(rows), columns=1)
 
 
-def _panels(rows: Sequence[Row]) -> list[Panel]:
-    """Return panels of accuracy over seconds, samples/s, and bytes sent and held."""
+def _panels(rows: Sequence[StrategyRow]) -> list[Panel]:
     x = Scale(0.5, len(rows) + 0.5, [(n, str(n)) for n in range(1, len(rows) + 1)])
     lines = [
         Line(

@@ -9,24 +9,21 @@ from functools import partial
 import ringreduce as rr
 from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.errors import AllRanksEnd, counted
-from ringreduce.parallel.together import REFUSED, nothing, said, together
+from ringreduce.parallel.consensus import REFUSED, nothing, said, together
 from ringreduce.picture import output
 from ringreduce.train import inputs
 from ringreduce.train.plot import check_place
 from ringreduce.train.search import report
 from ringreduce.train.search.candidates import KINDS, Candidate
 from ringreduce.train.search.finding import choose, find
-from ringreduce.train.search.options import Request, read
-from ringreduce.train.search.report import Row
+from ringreduce.train.search.options import SearchOptions, read
+from ringreduce.train.search.report import CandidateRow
 
 _PROG = "python -m ringreduce.train.search"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search by the options `argv`.  Returns 0, or 2 if nothing fits or can be written.
-
-    Raises SystemExit with code 2 for errors that are found before there is a communicator.
-    """
+    """Search by the options `argv`.  Returns 0, or 2 if nothing fits or can be written."""
     replace_unencodable()
     request = read(sys.argv[1:] if argv is None else argv, _PROG)
     try:
@@ -48,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
 
 
-def _search(comm: rr.Communicator, request: Request) -> int:
+def _search(comm: rr.Communicator, request: SearchOptions) -> int:
     picture, speaks = request.picture, comm.rank == 0
     if picture is not None:
         together(comm, partial(check_place, picture) if speaks else nothing)
@@ -74,7 +71,10 @@ def _search(comm: rr.Communicator, request: Request) -> int:
 
 
 def _words(
-    chosen: Row, rows: Sequence[Row], comm: rr.Communicator, request: Request
+    chosen: CandidateRow,
+    rows: Sequence[CandidateRow],
+    comm: rr.Communicator,
+    request: SearchOptions,
 ) -> tuple[str, str]:
     """Return what was found, and where and how."""
     found = (

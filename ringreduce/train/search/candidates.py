@@ -19,7 +19,6 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
 VIRTUAL = 2
 """Stages of each rank in the interleaved schedule."""
 _MOST_SPLITS = 64
-"""The most microbatches of a candidate."""
 _SMALLER, _LARGER = 2, 6
 """How often a batch is halved and doubled."""
 _SPLITS_A_STAGE = (1, 2, 4)
@@ -51,22 +50,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """Where the candidates are to run."""
 
     nodes: Sequence[Sequence[int]]
-    """The ranks of each node."""
     sizes: Sequence[int]
     """The widths of the network, from inputs to classes."""
     samples: int
-    """Samples to train on."""
     ranks: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ranks", sum(map(len, self.nodes)))
 
     def costs(self, batch_norm: bool) -> list[int]:
-        """Return the number of parameters of each layer."""
         last = len(self.sizes) - 2
         return [
             mlp.parameter_count(self.sizes[layer : layer + 2])
@@ -78,7 +74,7 @@ class Place:
 # --- what is searched for -------------------------------------------------------------------------
 
 
-def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
+def split_sizes(given: Given, place: Site) -> Iterator[Candidate]:
     """Yield pipelines: split size, schedule and cut.
 
     A split size is the batch, halved again and again.  A cut is the one that is balanced by the
@@ -103,7 +99,7 @@ def split_sizes(given: Given, place: Place) -> Iterator[Candidate]:
 
 
 def _pipeline(
-    given: Given, place: Place, size: int, schedule: str, virtual: int, cut: tuple[int, ...]
+    given: Given, place: Site, size: int, schedule: str, virtual: int, cut: tuple[int, ...]
 ) -> Candidate:
     chosen = {"split_size": size, "schedule": schedule, "cut": cut}
     if virtual > 1:
@@ -112,7 +108,7 @@ def _pipeline(
     return _candidate(given, place, chosen, columns, schedule, size)
 
 
-def _with_another_choice(candidate: Candidate, given: Given, place: Place) -> Iterator[Candidate]:
+def _with_another_choice(candidate: Candidate, given: Given, place: Site) -> Iterator[Candidate]:
     """Yield the pipelines that differ in one choice: schedule, split size, or a border of the cut.
 
     The split size is the next smaller or larger one, and the border has moved by one layer.  The
@@ -140,7 +136,6 @@ def _with_another_choice(candidate: Candidate, given: Given, place: Place) -> It
 
 
 def _virtual(schedule: str, fixed: Mapping[str, Any]) -> int:
-    """Return the stages of each rank."""
     virtual: int = fixed.get("virtual", VIRTUAL if schedule == "interleaved" else 1)
     return virtual
 
@@ -166,7 +161,7 @@ def _cuts_of(costs: Sequence[int], stages: int, fixed: Mapping[str, Any]) -> lis
     return [cut] if len(cut) == stages and sum(cut) == len(costs) else []
 
 
-def meshes(given: Given, place: Place) -> Iterator[Candidate]:
+def meshes(given: Given, place: Site) -> Iterator[Candidate]:
     """Yield hybrids: the meshes of all ranks, with several numbers of microbatches."""
     settings, fixed = given.settings(), given.values
     narrowest = min(place.sizes[1:])
@@ -197,7 +192,7 @@ def _splits(sizes: Coordinates, settings: Settings, fixed: Mapping[str, Any]) ->
     return [splits for splits in numbers if splits <= min(rows, _MOST_SPLITS)]
 
 
-def batches(given: Given, place: Place) -> Iterator[Candidate]:
+def batches(given: Given, place: Site) -> Iterator[Candidate]:
     """Yield batches: the one of the settings, halved and doubled, up to the training samples."""
     settings = given.settings()
     base = settings.lr_batch or settings.batch
@@ -210,10 +205,8 @@ def batches(given: Given, place: Place) -> Iterator[Candidate]:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What can be searched for."""
-
-    candidates: Callable[[Given, Place], Iterator[Candidate]]
+class Searched:
+    candidates: Callable[[Given, Site], Iterator[Candidate]]
     strategy: str | None
     """The strategy whose options are searched for; None: any."""
     options: tuple[str, ...]
@@ -221,12 +214,12 @@ class Kind:
     x_name: str
     lines: str
     """What the lines of the picture are, as a sentence; "" if there is one."""
-    neighbours: Callable[[Candidate, Given, Place], Iterable[Candidate]] = lambda *_: []
+    neighbours: Callable[[Candidate, Given, Site], Iterable[Candidate]] = lambda *_: []
     """Lists the candidates next to one: they need not be among `candidates`."""
 
 
-KINDS: Mapping[str, Kind] = {
-    "split_size": Kind(
+KINDS: Mapping[str, Searched] = {
+    "split_size": Searched(
         split_sizes,
         "pipeline",
         ("split_size", "splits"),
@@ -234,8 +227,8 @@ KINDS: Mapping[str, Kind] = {
         "A line is a schedule with the best cut for each split size, but one cut for memory.",
         _with_another_choice,
     ),
-    "batch": Kind(batches, None, (), "global batch", ""),
-    "mesh": Kind(
+    "batch": Searched(batches, None, (), "global batch", ""),
+    "mesh": Searched(
         meshes,
         "hybrid",
         (),
@@ -246,7 +239,7 @@ KINDS: Mapping[str, Kind] = {
 """Name, as on the command line -> kind."""
 
 
-def fitting(kind: str, given: Given, place: Place) -> Iterator[Candidate]:
+def fitting(kind: str, given: Given, place: Site) -> Iterator[Candidate]:
     """Yield the candidates that can run.  Raises ValueError, with a reason, if there are none."""
     fits, reason = False, ""
     for candidate in KINDS[kind].candidates(given, place):
@@ -264,7 +257,7 @@ def fitting(kind: str, given: Given, place: Place) -> Iterator[Candidate]:
         )
 
 
-def _why_none(kind: str, given: Given, place: Place) -> str:
+def _why_none(kind: str, given: Given, place: Site) -> str:
     """Return why not even an invalid candidate was listed."""
     layers, fixed = len(place.sizes) - 1, given.values
     stages = place.ranks * _virtual(fixed.get("schedule", ""), fixed)
@@ -286,18 +279,15 @@ def _why_none(kind: str, given: Given, place: Place) -> str:
 
 
 def check_fits(kind: str, given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError, with a reason, if no candidate fits the ranks of these nodes.
-
-    The data are not read.  A candidate that does not fit the data is refused when a search starts.
-    """
+    """Raise ValueError if no candidate fits the ranks of these nodes; the data are not read."""
     # One input, and more samples and classes than any options ask for.
     sizes = (1, *given.settings().hidden, _MANY)
-    next(fitting(kind, given, Place(nodes, sizes, _MANY)))
+    next(fitting(kind, given, Site(nodes, sizes, _MANY)))
 
 
 def _candidate(
     given: Given,
-    place: Place,
+    place: Site,
     chosen: Mapping[str, Any],
     columns: Mapping[str, str],
     series: str,
@@ -309,8 +299,7 @@ def _candidate(
     return Candidate(values, complete.settings(), strategy, columns, series, x)
 
 
-def check(candidate: Candidate, place: Place) -> None:
-    """Raise ValueError if a candidate cannot run."""
+def check(candidate: Candidate, place: Site) -> None:
     settings = candidate.settings
     candidate.strategy.check_device(Given(candidate.values).outputs().device)
     candidate.strategy.check(place.nodes, settings)

@@ -9,14 +9,14 @@ from statistics import median
 from types import ModuleType
 
 import ringreduce as rr
-from ringreduce.parallel.together import from_rank_0, together
+from ringreduce.parallel.consensus import from_rank_0, together
 from ringreduce.train import inputs
-from ringreduce.train.search import memory, prices
-from ringreduce.train.search.candidates import KINDS, Candidate, Place, check, fitting
+from ringreduce.train.search import prices
+from ringreduce.train.search.candidates import KINDS, Candidate, Site, check, fitting
 from ringreduce.train.search.halving import halve
 from ringreduce.train.search.measuring import Bench, Watch, most_at_once
-from ringreduce.train.search.options import Request
-from ringreduce.train.search.report import Row
+from ringreduce.train.search.options import SearchOptions
+from ringreduce.train.search.report import CandidateRow
 
 _MOST_MEASURED = 32
 """The most candidates that are measured: those of the best predictions."""
@@ -32,8 +32,8 @@ _FINALISTS = 3
 
 
 def find(
-    comm: rr.Communicator, request: Request, watch: Watch = lambda candidate, seconds: None
-) -> list[Row]:
+    comm: rr.Communicator, request: SearchOptions, watch: Watch = lambda candidate, seconds: None
+) -> list[CandidateRow]:
     """Return what is predicted and measured of every candidate, the best first.  Collective.
 
     `watch` is that of `Bench`.  Raises ValueError, on all ranks, if no candidate fits.
@@ -42,7 +42,7 @@ def find(
     split = together(comm, lambda: inputs.load(settings))
     inputs.check_same(comm, split)
     xp = together(comm, lambda: inputs.module(request.given.outputs().device, comm))
-    place = Place(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
+    place = Site(comm.nodes, split.widths(settings.hidden), len(split.train_labels))
     candidates = [*fitting(request.kind, request.given, place)]
     with closing(Bench(comm, split, xp, watch)) as bench:
         predict = _predictions(comm, request, place, candidates, bench, xp)
@@ -74,16 +74,16 @@ def find(
         of_sample = times.get(each, [])
         step_s = median(of_sample or [math.nan]) * each.settings.batch
         count, nbytes = len(of_sample), held.get(each, 0)
-        rows.append(Row(each, predicted[each], count, step_s, nbytes, each in last))
+        rows.append(CandidateRow(each, predicted[each], count, step_s, nbytes, each in last))
     return rows
 
 
 def _bytes_of(
-    candidates: Sequence[Candidate], request: Request, place: Place, bench: Bench
+    candidates: Sequence[Candidate], request: SearchOptions, place: Site, bench: Bench
 ) -> dict[Candidate, int]:
     """Return the bytes that candidates hold, as far as there is time to find out.  Collective."""
     if request.kind != "batch" and not request.given.settings().batch_norm:
-        return {each: memory.held_bytes(each, place) for each in candidates}
+        return {each: prices.held_bytes(each, place) for each in candidates}
     for candidate in candidates:
         if bench.clock() < request.budget_s:
             bench.count_bytes(candidate)
@@ -96,7 +96,7 @@ def _promising(predicted: Mapping[Candidate, float]) -> list[Candidate]:
 
 
 def _neighbours(
-    request: Request, place: Place, candidates: Sequence[Candidate]
+    request: SearchOptions, place: Site, candidates: Sequence[Candidate]
 ) -> Callable[[Candidate], list[Candidate]]:
     """Return a function that lists the candidates next to one, each always as the same object."""
     known = {each.name: each for each in candidates}
@@ -150,16 +150,13 @@ class _Rounds:
 
 def _predictions(
     comm: rr.Communicator,
-    request: Request,
-    place: Place,
+    request: SearchOptions,
+    place: Site,
     candidates: Sequence[Candidate],
     bench: Bench,
     xp: ModuleType,
 ) -> Callable[[Sequence[Candidate]], dict[Candidate, float]]:
-    """Return a function that predicts the seconds of a step.  It and the function are collective.
-
-    The function predicts alike on all ranks, also for neighbours of the candidates.
-    """
+    """Return a function that predicts the seconds of steps alike on all ranks.  Collective."""
 
     def measure(some: Sequence[Candidate]) -> list[float]:
         return [*map(median, bench.in_turns(some, _SHARE_OF_FITS * request.budget_s))]
@@ -177,7 +174,7 @@ def _predictions(
     return predict
 
 
-def choose(rows: Sequence[Row]) -> Row:
+def choose(rows: Sequence[CandidateRow]) -> CandidateRow:
     """Return the row that holds least, of those that were measured to the end and are nearly as
     fast as the first row.  Of equal ones it is the smallest batch, and then the fastest."""
     least = rows[0].samples_per_s / (1 + _NEAR)

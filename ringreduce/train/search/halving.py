@@ -35,18 +35,12 @@ def halve(
     time of a round is over, nothing more is measured in it: candidates at the end of a long list
     may never be.
 
-    Args:
-        candidates: the most promising first; hashable.
-        measure: measures a candidate; a smaller value is better.
-        clock: returns seconds.
-        budget_s: the seconds of all rounds.
-        near: the share by which a candidate may be worse than the best and yet stay.
-        drop: called with each candidate that is not measured any more, except the last ones.
+    Candidates are hashable, the most promising first; smaller values are better.  `drop` is called
+    with each candidate that is not measured any more, except the last ones.
 
-    Returns:
-        The candidates of the last round, the best first; and candidate -> all its values, those of
-        the last round first, then those of the round before, and so on.  Compare candidates of one
-        round alone: between rounds the machine may drift.
+    Returns the candidates of the last round, the best first; and candidate -> all its values, those
+    of the last round first, then those of the round before, and so on.  Compare candidates of one
+    round alone: between rounds the machine may drift.
 
     Source: Jamieson & Talwalkar, "Non-stochastic best arm identification and hyperparameter
     optimization", AISTATS 2016.

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.parallel.together import together
+from ringreduce.parallel.consensus import together
 from ringreduce.train import data, mlp, optimizers
 from ringreduce.train.loop import Trainer
 from ringreduce.train.search.candidates import Candidate
@@ -34,8 +34,6 @@ Watch = Callable[[Candidate, float], None]
 
 @dataclass
 class _Open:
-    """A candidate that has a trainer."""
-
     trainer: Trainer
     step_s: float
     """Median seconds of the steps that were timed last."""
@@ -82,10 +80,7 @@ class Bench:
     def in_turns(
         self, candidates: Sequence[Candidate], seconds: float, slot_s: float = _SLOT_S
     ) -> list[list[float]]:
-        """Return the seconds of each candidate's steps, measured in turns of `slot_s`.  Collective.
-
-        The first steps of every candidate are left out: in a job, they may compile.
-        """
+        """Return the seconds of each candidate's later steps, in turns of `slot_s`.  Collective."""
         times: list[list[float]] = [[] for _ in candidates]
         for candidate in candidates:
             self.measure(candidate, 0.0)
@@ -96,10 +91,7 @@ class Bench:
         return times
 
     def count_bytes(self, candidate: Candidate) -> None:
-        """Make one step of a candidate that was never measured, for `held_bytes`.  Collective.
-
-        The first step holds as much as any: it has a whole batch.
-        """
+        """Make one step of an unmeasured candidate, which holds as much as any.  Collective."""
         if candidate not in self._open and candidate not in self.held_bytes:
             self._watch(candidate, time.perf_counter() - self._begin)
             self._open[candidate] = self._new(candidate, steps=1)
@@ -114,12 +106,10 @@ class Bench:
             trainer.close()
 
     def close(self) -> None:
-        """Close all trainers.  Collective."""
         for candidate in list(self._open):
             self.drop(candidate)
 
     def _new(self, candidate: Candidate, steps: int = _WARM_UP) -> _Open:
-        """Make a trainer, and `steps` steps."""
         steady = replace(candidate.settings, lr=_LR, lr_batch=0, lr_schedule="constant", warm_up=0)
         trainer = together(
             self._comm,
@@ -140,11 +130,7 @@ class Bench:
 
 
 def most_at_once(comm: rr.Communicator, sizes: Sequence[int], settings: Settings) -> int:
-    """Return how many trainers fit into the free memory of rank 0's node, at least 2.  Collective.
-
-    A rank has parameters, two arrays of gradients and the optimizer's arrays, of the whole network
-    at most.
-    """
+    """Return how many trainers fit into free memory on rank 0's node, at least 2.  Collective."""
     arrays = 3 + len(optimizers.SLOTS[settings.optimizer])
     parameters = mlp.parameter_count(sizes, settings.batch_norm)
     ranks = max(map(len, comm.nodes))

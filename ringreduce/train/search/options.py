@@ -19,7 +19,7 @@ _LEFT_OUT = ("plot", "resume")
 
 
 @dataclass(frozen=True)
-class Request:
+class SearchOptions:
     """What to search for."""
 
     kind: str
@@ -51,23 +51,20 @@ class Request:
         self.given.strategy()
 
 
-def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -> Request:
-    """Read the command line, and the file that it may name.
-
-    Prints the error and raises SystemExit with code 2 if either is wrong.
-    """
+def read(argv: Sequence[str], prog: str = "python -m ringreduce.train.search") -> SearchOptions:
+    """Read the command line and its file; SystemExit with code 2 if either is wrong."""
     with reading(parser(prog), argv) as values:
         kind, budget_s = values.pop("kind"), values.pop("budget_s", BUDGET_S)
         picture, job = values.pop("picture", None), values.pop("job", None)
         values.pop("resume", None)  # it may be in the file of a run
         if KINDS[kind].strategy is not None:
             values = {"strategy": KINDS[kind].strategy, **values}
-        request = Request(kind, Given(values), budget_s, picture, job)
+        request = SearchOptions(kind, Given(values), budget_s, picture, job)
         request.given.check_strategy()
     return request
 
 
-def check_ranks(request: Request, nodes: Sequence[Sequence[int]]) -> None:
+def check_ranks(request: SearchOptions, nodes: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if no candidate fits the ranks of these nodes."""
     check_fits(request.kind, request.given, nodes)
 

@@ -1,10 +1,13 @@
-"""Predict the seconds of a step from times of single layers, measured once on the ranks.
+"""Predict the seconds of a step from times of single layers, and the bytes that a rank holds.
 
 A layer's forward, gradient of the input and gradient of the weights are timed for every number of
 samples that a candidate passes through it.  `rr.pipeline.price` puts them together, with messages
 at the speed of the communicator's profile.  Two numbers are fitted to the steps of two candidates,
 since no layer explains them: the time that every action and every all-reduce of a tensor group
 takes besides, and the time of the rest of a step, with the optimizer.
+
+Bytes are counted as the trainer of a candidate does, which would take long to make, for its
+communicators.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.parallel.consensus import gather_words
 from ringreduce.parallel.layers import cross_entropy
 from ringreduce.parallel.mesh import Coordinates, Mesh
+from ringreduce.parallel.sampler import part
 from ringreduce.parallel.stages import splits_of_size
-from ringreduce.parallel.together import gather_words
-from ringreduce.train import mlp
-from ringreduce.train.search.candidates import Candidate, Place
+from ringreduce.train import mlp, optimizers
+from ringreduce.train.search.candidates import Candidate, Site
 from ringreduce.train.strategies import Hybrid, Pipeline
 
 _LEAST, _MOST, _LONGEST_S = 2, 9, 0.1
@@ -38,8 +42,6 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Seconds of one layer for a number of samples."""
-
     forward_s: float
     input_s: float
     """The gradient of the input."""
@@ -65,7 +67,7 @@ class Shape:
     """Layers of each stage."""
 
     @classmethod
-    def of(cls, candidate: Candidate, place: Place) -> Shape:
+    def of(cls, candidate: Candidate, place: Site) -> Shape:
         """Return the shape of a candidate of a strategy that has a pipeline."""
         strategy, settings = candidate.strategy, candidate.settings
         sizes = strategy.sizes(place.ranks)
@@ -97,20 +99,14 @@ class Shape:
 class Prices:
     """Predicts the steps of pipelines and hybrids.  Collective: every rank makes the same calls.
 
-    Args:
-        comm: the communicator of the ranks.
-        place: where the candidates are to run.
-        candidates: the candidates to price.
-        measure: measures the steps of some candidates.
-        xp: the array module.
-        layers_s: about how many seconds the times of layers take at most.  Each layer is timed
-            twice for each number of samples, even if that takes longer.
+    `measure` measures the steps of some candidates.  Each layer is timed for at most about
+    `layers_s`, but at least twice for each number of samples.
     """
 
     def __init__(
         self,
         comm: rr.Communicator,
-        place: Place,
+        place: Site,
         candidates: Sequence[Candidate],
         measure: Measure,
         xp: ModuleType,
@@ -132,10 +128,7 @@ class Prices:
         self._fit(measure)
 
     def predict(self, candidate: Candidate) -> float:
-        """Return the predicted seconds of a candidate's step.
-
-        Its microbatches are as long, and its mesh is as large, as those of some given candidate.
-        """
+        """Return the seconds of a step, as long and as divided as that of a given candidate."""
         shape = self._shapes.get(candidate) or Shape.of(candidate, self._place)
         return self._base_s(shape, self._action_s) + self._step_s
 
@@ -283,8 +276,6 @@ def _kinds(sizes: Sequence[int]) -> Iterator[_Shape]:
 
 
 class _LayerTimer:
-    """Times the passes of a layer on this rank."""
-
     def __init__(self, dtype: str, xp: ModuleType) -> None:
         self._dtype, self._xp = dtype, xp
 
@@ -336,3 +327,64 @@ def of_batches(candidates: Sequence[Candidate], measure: Measure) -> dict[Candid
     slope = max(0.0, (large_s - small_s) / more) if more else 0.0
     own_s = max(0.0, small_s - slope * small.settings.batch)
     return {each: own_s + slope * each.settings.batch for each in candidates}
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def held_bytes(candidate: Candidate, place: Site) -> int:
+    """Return the most bytes of a rank, for settings without `batch_norm`."""
+    shape, settings = Shape.of(candidate, place), candidate.settings
+    assert not settings.batch_norm
+    schedule = shape.schedule
+    # Where ranks divide something, the first of them has the longest part.  So this counts for the
+    # first replica, and for the first rank of each tensor group.
+    rows = _length(settings.batch, 0, shape.sizes.data)
+    samples = [_length(rows, number, schedule.splits) for number in range(schedule.splits)]
+    # Layers 0, 2, 4 and so on are divided by columns, the others by rows.
+    widths = [
+        _length(width, 0, shape.sizes.tensor) if number % 2 else width
+        for number, width in enumerate(place.sizes)
+    ]
+    # Parameters, the sums of gradients, and the gradients of a microbatch after the first.
+    arrays = 2 + (schedule.splits > 1) + len(optimizers.SLOTS[settings.optimizer])
+    most = max(
+        arrays * _parameters(shape, widths, rank) + _activations(shape, widths, samples, rank)
+        for rank in range(schedule.ranks)
+    )
+    return most * np.dtype(settings.dtype).itemsize
+
+
+def _length(count: int, number: int, parts: int) -> int:
+    of_part = part(count, number, parts)
+    length: int = of_part.stop - of_part.start
+    return length
+
+
+def _parameters(shape: Shape, widths: Sequence[int], rank: int) -> int:
+    return sum(
+        (widths[layer] + 1) * widths[layer + 1]
+        for stage in range(rank, shape.schedule.stages, shape.schedule.ranks)
+        for layer in shape.layers(stage)
+    )
+
+
+def _activations(shape: Shape, widths: Sequence[int], samples: Sequence[int], rank: int) -> int:
+    """Return the most elements of activations that a rank of the pipeline keeps at once.
+
+    Of a stage and a microbatch it keeps the input and the output of each layer, from forward until
+    the gradients of the weights are computed.
+    """
+    kept = {
+        stage: sum(widths[layers.start : layers.stop + 1])
+        for stage in range(rank, shape.schedule.stages, shape.schedule.ranks)
+        for layers in [shape.layers(stage)]
+    }
+    now = most = 0
+    for action in shape.schedule.acts(rank):
+        if action.kind == "F":
+            now += samples[action.microbatch] * kept[action.stage]
+            most = max(most, now)
+        elif action.kind in ("B", "W"):
+            now -= samples[action.microbatch] * kept[action.stage]
+    return most

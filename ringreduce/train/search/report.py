@@ -16,7 +16,7 @@ from ringreduce.picture.output import write
 from ringreduce.picture.scales import Scale, linear, powers_of_two
 from ringreduce.picture.style import DASHED, PALETTE
 from ringreduce.train.configuration import to_flags
-from ringreduce.train.search.candidates import Candidate, Kind
+from ringreduce.train.search.candidates import Candidate, Searched
 
 _HEIGHT = 300.0
 _OTHERS = 10
@@ -26,7 +26,7 @@ _COLUMNS = 80
 
 
 @dataclass(frozen=True)
-class Row:
+class CandidateRow:
     """What is known of a candidate."""
 
     candidate: Candidate
@@ -41,11 +41,10 @@ class Row:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples that are trained with in a second, as measured."""
         return self.candidate.settings.batch / self.step_s
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[CandidateRow]) -> list[str]:
     """Return a line for each row that was measured, and for the best of the others, below the heads
     of the columns.  The last line counts the rows that are left out."""
     shown = rows[: sum(row.steps > 0 for row in rows) + _OTHERS]
@@ -62,7 +61,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return [part for line in lines for part in textwrap.wrap(line, _COLUMNS)]
 
 
-def _numbers(row: Row) -> list[str]:
+def _numbers(row: CandidateRow) -> list[str]:
     predicted = f"{1e3 * row.predicted_s:.3f}"
     held = f"{row.held_bytes / 2**20:.2f}" if row.held_bytes else "-"
     if not row.steps:
@@ -77,17 +76,17 @@ def command(candidate: Candidate, ranks: int, job: str | None) -> str:
     return shlex.join([*words, *to_flags(candidate.values)])
 
 
-def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) -> None:
+def draw(path: Path, title: str, facts: str, rows: Sequence[CandidateRow], kind: Searched) -> None:
     """Write a picture of samples a second and of memory to `path`, .svg or .png.
 
     Of the candidates at one place of a line, the best is drawn.  A line of memory has one cut: of
     those of its candidates the one that most candidates have.
     """
     cuts = [cut for cut, _ in Counter(map(_cut, rows)).most_common()]
-    best: dict[tuple[str, int], Row] = {}
+    best: dict[tuple[str, int], CandidateRow] = {}
     for row in rows:
         best.setdefault((row.candidate.series, row.candidate.x), row)
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, list[CandidateRow]] = {}
     for (series, _), row in sorted(best.items()):
         lines.setdefault(series, []).append(row)
     rates: list[Line] = []
@@ -116,7 +115,7 @@ def draw(path: Path, title: str, facts: str, rows: Sequence[Row], kind: Kind) ->
     write(path, chart(title, words, panels, panel_height=_HEIGHT))
 
 
-def _cut(row: Row) -> str | None:
+def _cut(row: CandidateRow) -> str | None:
     return row.candidate.columns.get("cut")
 
 

@@ -1,24 +1,73 @@
-"""Mistakes of programs that train: parameters or reports that differ between the ranks.
+"""Exchange texts and errors between ranks, so that all ranks go on, or fail, together.
 
-An error names ranks and parameters, and all ranks raise it.
+An error of parameters or reports that differ names ranks, and all ranks raise it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 import ringreduce as rr
 from ringreduce.parallel.arrays import by_name
-from ringreduce.parallel.together import gather_words
+
+T = TypeVar("T")
+REFUSED = (OSError, ValueError, ImportError, MemoryError)
+"""Errors of wrong options, files or environment: reported without a traceback."""
+
+
+def gather_words(comm: rr.Communicator, words: Sequence[str]) -> list[list[str]]:
+    """Return the words of every rank.  Collective."""
+    text = np.frombuffer(json.dumps(list(words)).encode(), np.uint8)
+    lengths = comm.all_gather(np.array([len(text)])).tolist()
+    whole = comm.all_gather(text).tobytes()
+    ends = np.cumsum(lengths).tolist()
+    return [json.loads(whole[end - n : end]) for end, n in zip(ends, lengths, strict=True)]
+
+
+def nothing() -> None:
+    """Do nothing: for the other ranks while rank 0 acts."""
+
+
+def together(comm: rr.Communicator, do: Callable[[], T]) -> T:
+    """Call `do` on every rank, and return its result on this rank.  Collective.
+
+    If `do` fails on any rank, raises the same ValueError on all ranks, with the ranks that failed
+    unless the error concerns all.
+    """
+    made: list[T] = []
+    problem = ""
+    try:
+        made.append(do())
+    except rr.RingReduceError:
+        raise  # all ranks have it, or the communicator is broken
+    except REFUSED as error:
+        problem = said(error)
+    problems = [words[0] for words in gather_words(comm, [problem])]
+    if any(problems):
+        reasons = list(dict.fromkeys(filter(None, problems)))
+        if len(reasons) == 1 and (all(problems) or problems[0]):
+            raise ValueError(reasons[0])
+        raise ValueError("; ".join(f"rank {rank}: {p}" for rank, p in enumerate(problems) if p))
+    return made[0]
+
+
+def from_rank_0(comm: rr.Communicator, value: Any) -> Any:
+    """Return rank 0's `value` on all ranks; JSON must be able to represent it."""
+    return json.loads(gather_words(comm, [json.dumps(value)])[0][0])
+
+
+def said(error: BaseException) -> str:
+    """Return the text of an error; MemoryError has none of its own."""
+    return str(error) or "there is not enough memory for this"
 
 
 def check_arrays(where: str, params: Any) -> dict[str, Any]:
-    """Return `params`, names and arrays of floats that can be written; tensors as arrays.
-
-    Raises TypeError or ValueError if they are something else.
-    """
+    """Return names and arrays of floats that can be written, or raise TypeError or ValueError."""
     if not isinstance(params, Mapping) or not params:
         said = "an empty dict" if params == {} else type(params).__name__
         raise TypeError(f"{where}: params is {said}; wanted a dict of names and arrays")
@@ -52,7 +101,6 @@ class Reported:
     """Number of the turn in the loop of `join`, from 1; 0 outside of a loop."""
     weighed: bool
     missing: Sequence[str]
-    """Names of the gradients that the rank has not reported."""
 
 
 def settle(
@@ -80,7 +128,6 @@ def settle(
 
 
 def _exchange(comm: rr.Communicator, mine: Reported) -> list[Reported]:
-    """Return what every rank has reported."""
     head = [mine.place, str(mine.turn), "weighed" if mine.weighed else ""]
     return [
         Reported(place, int(turn), bool(weighed), missing)

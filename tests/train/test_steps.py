@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import ringreduce as rr
 from ringreduce.parallel.sampler import Sampler
 from ringreduce.train import Settings, optimizers
-from ringreduce.train.course import Course, Stretch
 from ringreduce.train.loop import Trainer
+from ringreduce.train.steps import Course, Stretch
 
 FOLLOWS = Settings(batch_per_rank=1, ramp_steps=4, lr=0.5, lr_schedule="constant", seed=5)
 
