@@ -56,8 +56,9 @@ _TORCH = ("tests/torch/test_backend.py::test_a_check_holds",)
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _BY_FILE = {
     "calls/queue.py": _WORK,
-    "calls/engine.py": _WORK,
-    "calls/compound.py": _WORK,
+    "calls/ending.py": _WORK,
+    "calls/executables.py": _WORK,
+    "calls/runner.py": _WORK,
     "algorithms/doubling.py": ("tests/schedules/test_check.py",),
     "algorithms/tree.py": ("tests/schedules/test_check.py",),
     "devices/float16_elements.py": ("tests/devices/test_float16.py",),

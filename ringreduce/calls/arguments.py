@@ -26,7 +26,7 @@ def shown(value: Any) -> str:
     return type(value).__name__ if isinstance(value, (list, tuple)) else in_short(value)
 
 
-def as_array(where: str, x: Any) -> np.ndarray:
+def as_host_array(where: str, x: Any) -> np.ndarray:
     """View `x` as a NumPy array without a copy.  A number becomes a 0-d array.
 
     Raises TypeError unless `x` is an array or a number.
@@ -290,6 +290,11 @@ def as_row_or_matrix(where: str, counts: Any) -> tuple[tuple[int, ...], None] | 
         ) from None
 
 
+def at_least_1d(array: Any) -> Any:
+    """View a 0-d array as an array of shape (1,); return any other array itself."""
+    return array.reshape(1) if array.ndim == 0 else array
+
+
 def check_row(where: str, array: np.ndarray, row: tuple[int, ...], size: int) -> None:
     """Check the counts that this rank sends to each rank, and its `array` against them.
 
@@ -379,7 +384,7 @@ def as_shape(where: str, shape: Any) -> tuple[int, ...]:
     return sizes
 
 
-def as_out(where: str, out: Any) -> np.ndarray:
+def as_host_out(where: str, out: Any) -> np.ndarray:
     """View `out` as a NumPy array without a copy.  Raises TypeError if it exposes no memory."""
     if isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"{where}: out is a masked array; pass out.data")

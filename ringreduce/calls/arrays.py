@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import as_array as as_host_array
-from ringreduce.calls.arguments import as_out as as_host_out
-from ringreduce.calls.arguments import check_overlap, overlap_error, same_memory
+from ringreduce.calls.arguments import (
+    as_host_array,
+    as_host_out,
+    check_overlap,
+    overlap_error,
+    same_memory,
+)
 from ringreduce.devices.base import Device
 from ringreduce.errors import shown
 

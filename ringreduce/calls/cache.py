@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,10 +20,10 @@ from ringreduce.calls.arguments import (
     check_root,
     check_row,
     check_wire,
+    shape_text,
 )
 from ringreduce.calls.call import Call, Fused, Shape
 from ringreduce.calls.ops import check_movable, check_reduction
-from ringreduce.calls.parts import ANNOUNCED
 from ringreduce.config import Config
 from ringreduce.control.signature import Signature
 from ringreduce.devices.base import Device
@@ -46,9 +47,20 @@ from ringreduce.shm.gpu_staging import piece_counts
 from ringreduce.system.topology import Topology
 
 _Kept = TypeVar("_Kept", Call, Fused)
-_SPLIT_ROW = np.empty(2 + ANNOUNCED, np.int64)
+_P = ParamSpec("_P")
 _NO_ARGUMENTS = Signature("all_to_all", ())
 """The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
+
+
+def _cached(make: Callable[Concatenate[Calls, _P], Call]) -> Callable[Concatenate[Calls, _P], Call]:
+    """Keep the calls that a method of `Calls` makes, by its arguments."""
+
+    @wraps(make)
+    def get(calls: Calls, /, *arguments: _P.args, **named: _P.kwargs) -> Call:
+        key = (make, *arguments, *named.items())
+        return calls._find(key) or calls._keep(key, make(calls, *arguments, **named))
+
+    return get
 
 
 class Calls:
@@ -87,9 +99,6 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    def _get(self, key: Any, make: Callable[..., _Kept], *arguments: Any) -> _Kept:
-        return self._find(key) or self._keep(key, make(*arguments))
 
     def _find(self, key: Any) -> Any:
         """Return the cached call with this key; None if there is none."""
@@ -212,7 +221,7 @@ class Calls:
     def all_reduce_list(self, arrays: Sequence[np.ndarray], given: Mapping[str, Any]) -> Fused:
         layout = tuple((array.dtype, array.shape) for array in arrays)
         key = ("all_reduce of a list", layout, *given.values())
-        return self._get(key, self._all_reduce_list, arrays, given)
+        return self._find(key) or self._keep(key, self._all_reduce_list(arrays, given))
 
     def _all_reduce_list(self, arrays: Sequence[np.ndarray], given: Mapping[str, Any]) -> Fused:
         algorithm, wire = given["algorithm"], given["wire"]
@@ -262,7 +271,7 @@ class Calls:
                 call.executable, latest.executable = executable, None
             else:
                 self._free(latest)
-        return self._get(key, self._all_to_all_of_matrix, *how)
+        return self._find(key) or self._keep(key, self._all_to_all_of_matrix(*how))
 
     def _all_to_all_of_matrix(self, array: np.ndarray, counts: Matrix, algorithm: str) -> Call:
         elements, shape = self._exchanged(array, counts)
@@ -271,67 +280,47 @@ class Calls:
         call.counts = counts
         return call
 
-    # --- first calls of a gather, scatter or split, and meetings ---
+    # --- first calls of a gather or scatter, exchanges and meetings ---
 
+    @_cached
     def exchange_counts(
         self,
         collective: str,
-        array: np.ndarray,
-        algorithm: str,
-        root: int | None = None,
-        memory_kind: tuple[tuple[str, str], ...] = (),
-    ) -> Call:
-        """Return the all-gather before a gather or an all-to-all whose counts ranks do not know.
-
-        Its signature is that of the collective.
-        """
-        kind = array.dtype, array.shape[1:]
-        key = ("exchange counts", collective, *kind, algorithm, root, memory_kind)
-        return self._get(
-            key, self._exchange_counts, collective, array, algorithm, root, memory_kind
-        )
-
-    def _exchange_counts(
-        self,
-        collective: str,
-        array: np.ndarray,
+        dtype: np.dtype[Any],
+        inner: Shape,
         algorithm: str,
         root: int | None,
         memory_kind: tuple[tuple[str, str], ...],
     ) -> Call:
-        check_movable(collective, array.dtype)
+        """Return the all-gather before a gather or an all-to-all whose counts ranks do not know.
+
+        Its signature is that of the collective.  `inner` is the shape of the arrays behind their
+        first dimension.
+        """
+        check_movable(collective, dtype)
         if root is not None:
             check_root(collective, root, self.size)
-        resolve(collective, algorithm, self.nodes, array.nbytes, self.config)
-        text = array_text(array, first=False)
+        resolve(collective, algorithm, self.nodes, 0, self.config)  # checks the name
         unknown = "a row" if collective == "all_to_all" else "None"
         given = {"root": root, "counts": unknown, "algorithm": algorithm}
-        signature = _signature(collective, text, given)
+        signature = _signature(collective, shape_text((":", *inner), dtype), given)
         signature = Signature(collective, (*signature.arguments, *memory_kind))
         width = 2 * self.size + 1 if collective == "all_to_all" else 2
         return self._row_of_each(signature, np.empty(width, np.int64))
 
-    def split(self) -> Call:
-        """Return the all-gather of a split: some integers of every rank."""
-        return self._get("split", self._row_of_each, Signature("split", ()), _SPLIT_ROW)
-
+    @_cached
     def exchange(self, name: str, arguments: tuple[tuple[str, str], ...], nbytes: int) -> Call:
         """Return an all-gather of `nbytes` of every rank, which compare its `arguments`."""
-        row = np.empty(nbytes, np.uint8)
-        key = ("exchange", name, arguments, nbytes)
-        return self._get(key, self._row_of_each, Signature(name, arguments), row)
+        return self._row_of_each(Signature(name, arguments), np.empty(nbytes, np.uint8))
 
     def _row_of_each(self, signature: Signature, row: np.ndarray) -> Call:
         """Return an all-gather of a short array like `row` of every rank, with this signature."""
         plan = self._parts("all_gather", "auto", [row.size] * self.size, row.dtype, slices=1)
         return self._call(signature, plan, row, (self.size, row.size), row.dtype)
 
+    @_cached
     def announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
         """Return the broadcast of `nbytes` before a scatter: the root's dtype and shape."""
-        key = ("announcement", root, nbytes, algorithm)
-        return self._get(key, self._announcement, root, nbytes, algorithm)
-
-    def _announcement(self, root: int, nbytes: int, algorithm: str) -> Call:
         check_root("scatter", root, self.size)
         resolve("scatter", algorithm, self.nodes, nbytes, self.config)
         text = np.empty(nbytes, np.uint8)
@@ -340,11 +329,9 @@ class Calls:
         signature = _signature("scatter", "an array", given)
         return self._call(signature, plan, text, text.shape, text.dtype, in_place=True)
 
+    @_cached
     def meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
         """Return a barrier with a name of its own; ranks compare its `arguments`."""
-        return self._get(("meeting", name, arguments), self._meeting, name, arguments)
-
-    def _meeting(self, name: str, arguments: tuple[tuple[str, str], ...]) -> Call:
         nothing = np.empty(0, np.uint8)
         plan = self._whole("barrier", "auto", 0, nothing.dtype)
         return self._call(Signature(name, arguments), plan, nothing, (0,), nothing.dtype)

@@ -1,4 +1,4 @@
-"""A call as it is the same each time: on one array, or on a list of arrays."""
+"""What a call on one array, or on a list of arrays, has each time that it is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call as it is the same each time: signature, plan, shapes, dtypes and executable."""
+    """What a call has each time that it is made: signature, plan, shapes, dtypes, executable."""
 
     signature: Signature
     plan: Plan

@@ -8,34 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.calls import compound
 from ringreduce.calls.arguments import (
     as_counts,
     as_row_or_matrix,
+    at_least_1d,
     check_selectors,
     reduction,
 )
 from ringreduce.calls.arrays import as_array
-from ringreduce.calls.cache import Calls
-from ringreduce.calls.call import Call
-from ringreduce.calls.ops import op_name
 from ringreduce.calls.runner import Runner, members_of
-from ringreduce.errors import did_you_mean, shown
 from ringreduce.schedules.collectives import COLLECTIVES
-from ringreduce.shm.fast_path import BARRIER
+from ringreduce.shm.fast_path import BARRIER, Function
 
 
-class Collectives(Runner):
+class Collectives:
     """The collectives of a `Communicator`."""
 
     __module__ = "ringreduce"
 
-    def _use_fast_path(self, general: Collectives) -> None:
-        """Put compiled entries before the methods of `general` that no subclass overrides."""
-        path = self._engine.fast_path
-        for name in ENTRIES:
-            if path is not None and getattr(type(self), name) is getattr(Collectives, name):
-                counted = "counts" in ARGUMENTS.get(name, ()) and "its rank" in COLLECTIVES[name]
-                self.__dict__[name] = path.entry(name, getattr(general, name), counted)
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
 
     # --- reductions ---
 
@@ -90,10 +83,10 @@ class Collectives(Runner):
         if isinstance(x, (list, tuple)):
             members = x if type(op) is str else members_of(x)
             how = reduction("all_reduce", members, op, algorithm, wire)
-            return self._all_reduce_list(members, how, out, timeout_s, async_op)
+            return self._runner.all_reduce_list(members, how, out, timeout_s, async_op)
         array = x if type(x) is np.ndarray else as_array("all_reduce", x)
         how = reduction("all_reduce", (array,), op, algorithm, wire)
-        return self._make("all_reduce", array, how, out, timeout_s, async_op)
+        return self._runner.make("all_reduce", array, how, out, timeout_s, async_op)
 
     def reduce_scatter(
         self,
@@ -130,7 +123,7 @@ class Collectives(Runner):
         """
         array = x if type(x) is np.ndarray else as_array("reduce_scatter", x)
         how = reduction("reduce_scatter", (array,), op, algorithm, wire)
-        return self._make("reduce_scatter", array, how, out, timeout_s, async_op)
+        return self._runner.make("reduce_scatter", array, how, out, timeout_s, async_op)
 
     def reduce(
         self,
@@ -169,7 +162,7 @@ class Collectives(Runner):
         if type(root) is not int:
             check_selectors("reduce", root=root)
         how = {"root": root, **reduction("reduce", (array,), op, algorithm, wire)}
-        return self._make("reduce", array, how, out, timeout_s, async_op)
+        return self._runner.make("reduce", array, how, out, timeout_s, async_op)
 
     # --- moving data ---
 
@@ -208,7 +201,7 @@ class Collectives(Runner):
         if type(root) is not int or type(algorithm) is not str:
             check_selectors("broadcast", root=root, algorithm=algorithm)
         how = {"root": root, "algorithm": algorithm}
-        return self._make("broadcast", array, how, out, timeout_s, async_op)
+        return self._runner.make("broadcast", array, how, out, timeout_s, async_op)
 
     def all_gather(
         self,
@@ -242,13 +235,14 @@ class Collectives(Runner):
             >>> rr.spawn(lambda comm: comm.all_gather(np.full(comm.rank + 1, comm.rank)), 3)[0]
             array([0, 1, 1, 2, 2, 2])
         """
-        array = _at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
+        array = at_least_1d(x if type(x) is np.ndarray else as_array("all_gather", x))
         if type(algorithm) is not str:
             check_selectors("all_gather", algorithm=algorithm)
         if counts is not None:
             how = {"counts": as_counts("all_gather", counts), "algorithm": algorithm}
-            return self._make("all_gather", array, how, out, timeout_s, async_op)
-        return self._gather_unknown("all_gather", array, None, algorithm, out, timeout_s, async_op)
+            return self._runner.make("all_gather", array, how, out, timeout_s, async_op)
+        rest = algorithm, out, timeout_s, async_op
+        return compound.gather(self._runner, "all_gather", array, None, *rest)
 
     def gather(
         self,
@@ -282,13 +276,14 @@ class Collectives(Runner):
             >>> rr.spawn(lambda comm: comm.gather(np.array([comm.rank, 7]), root=1), 2)
             [None, array([0, 7, 1, 7])]
         """
-        array = _at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
+        array = at_least_1d(x if type(x) is np.ndarray else as_array("gather", x))
         if type(root) is not int or type(algorithm) is not str:
             check_selectors("gather", root=root, algorithm=algorithm)
         if counts is not None:
             how = {"root": root, "counts": as_counts("gather", counts), "algorithm": algorithm}
-            return self._make("gather", array, how, out, timeout_s, async_op)
-        return self._gather_unknown("gather", array, root, algorithm, out, timeout_s, async_op)
+            return self._runner.make("gather", array, how, out, timeout_s, async_op)
+        rest = algorithm, out, timeout_s, async_op
+        return compound.gather(self._runner, "gather", array, root, *rest)
 
     def scatter(
         self,
@@ -333,10 +328,10 @@ class Collectives(Runner):
         """
         check_selectors("scatter", root=root, algorithm=algorithm)
         if counts is None:
-            return self._scatter_unknown(x, root, out, algorithm, timeout_s, async_op)
-        array = self._counted_to_scatter(x, root, out)
+            return compound.scatter(self._runner, x, root, out, algorithm, timeout_s, async_op)
+        array = self._runner.counted_to_scatter(x, root, out)
         how = {"root": root, "counts": as_counts("scatter", counts), "algorithm": algorithm}
-        return self._make("scatter", array, how, out, timeout_s, async_op)
+        return self._runner.make("scatter", array, how, out, timeout_s, async_op)
 
     def all_to_all(
         self,
@@ -384,12 +379,13 @@ class Collectives(Runner):
             check_selectors("all_to_all", algorithm=algorithm)
         matrix = None
         if counts is not None:
-            array = _at_least_1d(array)
+            array = at_least_1d(array)
             row, matrix = as_row_or_matrix("all_to_all", counts)
             if row is not None:
-                return self._all_to_all_unknown(array, row, algorithm, out, timeout_s, async_op)
+                rest = algorithm, out, timeout_s, async_op
+                return compound.all_to_all(self._runner, array, row, *rest)
         how = {"counts": matrix, "algorithm": algorithm}
-        return self._make("all_to_all", array, how, out, timeout_s, async_op)
+        return self._runner.make("all_to_all", array, how, out, timeout_s, async_op)
 
     def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Wait until every rank has called `barrier`.
@@ -412,14 +408,13 @@ class Collectives(Runner):
             >>> rr.spawn(lambda comm: comm.barrier(), 2)
             [None, None]
         """
-        work = self._meet("barrier", (), timeout_s, async_op)
-        with self._queue.lock:
-            self._engine.admit_barrier(self._calls.meeting("barrier", ()))
+        runner, engine = self._runner, self._runner.engine
+        work = runner.meet("barrier", (), timeout_s, async_op)
+        if engine.fast_path is not None:
+            with engine.queue.lock:
+                if not engine.queue.busy:
+                    engine.executables.admit_barrier(runner.calls.meeting("barrier", ()))
         return work
-
-
-def _at_least_1d(array: np.ndarray) -> np.ndarray:
-    return array.reshape(1) if array.ndim == 0 else array
 
 
 _OF_ALL = ("self", "x", "out", "async_op", "timeout_s")
@@ -444,51 +439,15 @@ ENTRIES = (*ARGUMENTS, BARRIER)
 """The methods of a communicator that have a compiled entry."""
 
 
-def planned_call(
-    calls: Calls, collective: str, array: np.ndarray, arguments: dict[str, Any]
-) -> Call:
-    """Return a new call of `collective`, which is not cached: its caller owns it.
+def compiled_entries(runner: Runner, kind: type) -> dict[str, Function]:
+    """Return compiled functions for the methods that `kind` has from `Collectives`, by name.
 
-    Raises ValueError for a collective that needs several plans, TypeError for arguments that the
-    collective does not have.
+    On the general path they call the methods of an object of their own: they keep the runner alive,
+    and not the communicator that has them.
     """
-    check_selectors("plan", collective=collective)
-    defaults = ARGUMENTS.get(collective)
-    if defaults is None:
-        meant = "" if collective in COLLECTIVES else did_you_mean(collective, ARGUMENTS)
-        raise ValueError(
-            f"plan: cannot plan {shown(collective)}; "
-            f"choose one of {', '.join(map(repr, ARGUMENTS))}{meant}"
-        )
-    for name in arguments:
-        if name not in defaults:
-            takes = ", ".join((*defaults, "out", "timeout_s"))
-            raise TypeError(f"plan: {collective} has no argument {name!r} here; it takes {takes}")
-    given = {**defaults, **arguments}
-    if "counts" in given:
-        given["counts"] = _planned_counts(collective, given["counts"])
-    if "op" in given:
-        given["op"] = op_name(collective, (array,), given["op"])
-    check_selectors(collective, **{name: given[name] for name in given if name != "counts"})
-    if given.get("counts") is not None:
-        array = _at_least_1d(array)
-    return calls.make(collective, array, given)
-
-
-def _planned_counts(collective: str, counts: Any) -> Any:
-    """Return the counts of a planned call as ints.  Raises TypeError if they are not all known."""
-    if collective == "all_to_all" and counts is None:
-        return None
-    if counts is None:
-        raise TypeError(
-            f"plan: {collective} without counts; "
-            "pass counts=, a list of the first dimension of each rank's array"
-        )
-    if collective != "all_to_all":
-        return as_counts(collective, counts)
-    _, matrix = as_row_or_matrix(collective, counts)
-    if matrix is None:
-        raise TypeError(
-            "plan: all_to_all with the counts of one rank; pass counts=, one such list of each rank"
-        )
-    return matrix
+    path, general, made = runner.engine.fast_path, Collectives(runner), {}
+    for name in ENTRIES:
+        if path is not None and getattr(kind, name) is getattr(Collectives, name):
+            counted = "counts" in ARGUMENTS.get(name, ()) and "its rank" in COLLECTIVES[name]
+            made[name] = path.entry(name, getattr(general, name), counted)
+    return made

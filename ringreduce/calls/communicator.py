@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringreduce.algorithms import ALGORITHMS
+from ringreduce.calls import collectives, point_to_point
 from ringreduce.calls.arguments import (
-    as_counts,
     as_dtype,
     as_shape,
     check_root,
@@ -18,15 +18,14 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
-from ringreduce.calls.collectives import planned_call
 from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.ending import Ending
 from ringreduce.calls.ops import check_addable, check_movable
-from ringreduce.calls.parts import Parts
-from ringreduce.calls.persistent import Again, PersistentCall
+from ringreduce.calls.persistent import Again, plan, planned_call
 from ringreduce.calls.point_to_point import PointToPoint
+from ringreduce.calls.refusals import refuse_copy
+from ringreduce.calls.runner import Runner
 from ringreduce.calls.shared_array import SharedArray
-from ringreduce.calls.views import forbid_resizing
 from ringreduce.config import Config, as_seconds
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
@@ -84,6 +83,8 @@ class Communicator(Collectives, PointToPoint):
 
     __module__ = "ringreduce"
 
+    __reduce__ = refuse_copy
+
     def __init__(
         self,
         transport: Transport,
@@ -92,28 +93,24 @@ class Communicator(Collectives, PointToPoint):
         config: Config,
         timeout_s: float,
         segments: Segments | None = None,
-        adopt: Callable[[Engine], None] | None = None,
+        adopt: Callable[[Ending], None] | None = None,
     ) -> None:
-        super().__init__(transport, topology, device, config, timeout_s, segments)
+        runner = Runner(transport, topology, device, config, timeout_s, segments)
+        super().__init__(runner)
+        self.rank, self.size, self.config = runner.rank, runner.size, runner.config
         self.local_rank, self.local_size = topology.local_rank, topology.local_size
         self.cross_rank, self.cross_size = topology.cross_rank, topology.cross_size
         self.nodes = topology.nodes
-        self._transport = transport
+        self._transport, self._engine = transport, runner.engine
+        self._ending = Ending(runner.engine, runner.calls.meeting("close", ()))
+        """With the engine and the runner, all that other packages need besides public methods."""
         self._adopt = adopt
-        """Called with the engine of this communicator, and of all that `split` or `shrink` make."""
-        self._parts = Parts(self.rank)
-        """What `split` has made."""
-        held = object.__new__(type(self))
-        vars(held).update(vars(self))
-        self._held = held
-        """Compiled entries call its methods on the general path.  It lives as long as this object
-        or an entry."""
-        self._use_fast_path(held)
-        self._use_compiled_messages(held)
-        alike = (("nodes", repr(self.nodes)), *self.config.of_all_ranks)
-        self._meet("init", alike, timeout_s)
+        """Called with the end of this communicator, and of all that `split` or `shrink` make."""
+        vars(self).update(collectives.compiled_entries(runner, type(self)))
+        vars(self).update(point_to_point.compiled_entries(runner, type(self)))
+        runner.meet("init", (("nodes", repr(self.nodes)), *self.config.of_all_ranks), timeout_s)
         if adopt is not None:
-            adopt(self._engine)
+            adopt(self._ending)
 
     def __repr__(self) -> str:
         nodes = [f"({', '.join(map(str, node))})" for node in self.nodes]
@@ -184,24 +181,13 @@ class Communicator(Collectives, PointToPoint):
         check_movable("empty", dtype)
         sizes = as_shape("empty", shape)
         if device != "cpu":
-            return self._calls_on_gpu(gpu_of_name("empty", device)).device.empty(sizes, dtype)
-        if self._engine.arena is None:
+            on_gpu = self._runner.calls_on_gpu(gpu_of_name("empty", device))
+            return on_gpu.device.empty(sizes, dtype)
+        if self._engine.executables.arena is None:
             return np.empty(sizes, dtype)
-        with self._queue.lock:
-            return self._engine.reachable(sizes, dtype)
-
-    def pages(self, nbytes: int) -> np.ndarray | None:
-        """Return whole pages of this rank's segment, whose kernel object other processes map.
-
-        None without such memory, or without space in it.
-
-        :meta private:
-        """
-        arena = self._engine.arena
-        if arena is None or self._transport.one_process or self._engine.broken:
-            return None
-        with self._queue.lock:
-            return arena.empty((nbytes,), np.dtype(np.uint8))
+        with self._engine.queue.lock:
+            self._engine.free_if_idle()
+            return self._engine.executables.reachable(sizes, dtype)
 
     @overload
     def shared(
@@ -251,7 +237,7 @@ class Communicator(Collectives, PointToPoint):
                 f"shared: the ranks are on {len(self.nodes)} nodes: {nodes}; only ranks of one "
                 "node share memory, so split the communicator by node"
             )
-        return SharedArray(self._share(sizes, dtype, int(owner)), sizes, int(owner))
+        return SharedArray(self._runner.share(sizes, dtype, int(owner)), sizes, int(owner))
 
     def plan(self, collective: str, x: Any, *, out: Any = None, **arguments: Any) -> Again:
         """Check, plan and bind a call on these arrays once, to repeat it.
@@ -282,21 +268,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             array([2.5, 2.5])
         """
-        timeout_s = arguments.pop("timeout_s", None)
-        if type(collective) is str and collective == "scatter":
-            array = self._counted_to_scatter(x, arguments.get("root", 0), out)
-        else:
-            array = as_array("plan", x)
-        with self._queue.lock:
-            self._engine.check_usable()
-            call = planned_call(self._calls_on(array), collective, array, arguments)
-            array, target = self._placed(call, array, out)
-            for bound in (x, out):
-                forbid_resizing(bound)
-            timeout_s = as_seconds(collective, timeout_s)
-            result = None if call.shape is None else target if out is None else out
-            planned = PersistentCall(self, call, array, target, result, timeout_s)
-            return planned.on_fast_path()
+        return plan(self._runner, collective, x, out, arguments)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Return a communicator of the ranks with the same `color`, ordered by `key`, then rank.
@@ -328,20 +300,23 @@ class Communicator(Collectives, PointToPoint):
         if not _is_int64(key):
             raise ValueError(f"split: key is {shown(key)}; pass an int")
         colored = -1 if color is None else color
-        with self._queue.lock:
-            self._engine.check_usable()
-            mine = np.array([colored, key, *self._parts.dropped()], np.int64)
-            pairs = self._run(self._calls.split(), mine, None, None, False)
-        self._parts.close_dropped(pairs[:, 2:].tolist())
+        runner = self._runner
+        with runner.queue.lock:
+            runner.engine.check_usable()
+            mine = np.array([colored, key, *self._ending.parts.dropped()], np.int64)
+            call = runner.calls.exchange("split", (), mine.nbytes)
+            pairs = runner.run(call, mine.view(np.uint8), None, None, False).view(np.int64)
+        parts = self._ending.parts
+        parts.close_dropped(pairs[:, 2:].tolist())
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
-        number = self._parts.exchanges
-        part = self._transport.split(members, number, self._timeout_s)
+        number = parts.exchanges
+        part = self._transport.split(members, number, self._runner.timeout_s)
         part.job_ranks = [self._transport.job_ranks[member] for member in members]
         made = self._with(part, members)
-        self._parts.add(made, members)
+        parts.add(made._ending, made._runner, members)
         made._engine.origin = (
             f"{counted(part.size, 'rank')} of split {number} (color {color}) of "
             f"{self._engine.origin}"
@@ -373,69 +348,12 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             'shrink: the ranks are threads of one process, which end together'
         """
-        self._engine.check_shrinkable()
-        transport = self._transport.shrunk(self._timeout_s)
-        self._engine.supersede()
+        self._ending.check_shrinkable()
+        transport = self._transport.shrunk(self._runner.timeout_s)
+        self._ending.supersede()
         before = transport.collect(self.rank.to_bytes(_RANK_BYTES))
         at = range(0, len(before), _RANK_BYTES)
         return self._with(transport, [int.from_bytes(before[i : i + _RANK_BYTES]) for i in at])
-
-    def all_to_all_checked(
-        self,
-        x: Any,
-        counts: Sequence[int],
-        expected: Sequence[int],
-        out: Any,
-        timeout_s: float | None,
-        async_op: bool,
-    ) -> Any:
-        """Make an `all_to_all` with `counts`; rank i must send `expected[i]` elements to this rank.
-
-        If a rank sends another number, all ranks raise MismatchError, and no piece is sent.
-
-        :meta private:
-        """
-        array = as_array("all_to_all", x)
-        how = as_counts("all_to_all", counts), "auto", out, timeout_s, async_op
-        return self._all_to_all_unknown(array, *how, as_counts("all_to_all", expected))
-
-    def is_received_into(self, out: np.ndarray) -> bool:
-        """Return whether an asynchronous `recv` that is under way writes to some of `out`.
-
-        :meta private:
-        """
-        return self._engine.endpoint.is_received_into(out)
-
-    def begin_meter(self) -> None:
-        """Measure the time that this thread spends in calls, until `end_meter`.
-
-        :meta private:
-        """
-        self._queue.begin_meter()
-
-    def end_meter(self) -> float:
-        """Return the seconds that this thread has spent in calls since `begin_meter`.
-
-        :meta private:
-        """
-        return self._queue.end_meter()
-
-    def begin_calls_here(self, seconds: float) -> None:
-        """Run asynchronous calls in the caller's thread until they wait `seconds` for other ranks.
-
-        Then the progress thread goes on with them.  0: it begins them, too.  For hosts without a
-        core for that thread.
-
-        :meta private:
-        """
-        self._queue.begins_here_s = seconds
-
-    def replace_world(self) -> None:
-        """Have `init` without `mpi_comm` return a communicator of these ranks from now on.
-
-        :meta private:
-        """
-        self._transport.replace_world()
 
     def _with(self, transport: Transport, members: Sequence[int]) -> Communicator:
         """Return a communicator on a transport between some ranks of this one."""
@@ -443,9 +361,10 @@ class Communicator(Collectives, PointToPoint):
         nodes = tuple(tuple(sorted(node)) for node in placed if node)
         topology = Topology(nodes, transport.rank)
         # A device of its own: both communicators may reduce at the same time.
-        device = type(self._device)()
-        segments = share_segments(transport) if self._given.shared_memory else None
-        how = self._given, self._timeout_s, segments, self._adopt
+        runner = self._runner
+        device = type(runner.calls.device)()
+        segments = share_segments(transport) if runner.given.shared_memory else None
+        how = runner.given, runner.timeout_s, segments, self._adopt
         return Communicator(transport, topology, device, *how)
 
     # --- inspection ---
@@ -509,7 +428,7 @@ class Communicator(Collectives, PointToPoint):
             12000
         """
         array = as_array("sent_bytes", x)
-        return planned_call(self._calls_on(array), collective, array, arguments).sent_bytes
+        return planned_call(self._runner.calls_on(array), collective, array, arguments).sent_bytes
 
     def shards(self, x: Any) -> list[list[slice]]:
         """Return which elements of `x` each rank sums up in an all-reduce of two halves.
@@ -534,7 +453,7 @@ class Communicator(Collectives, PointToPoint):
             [[slice(0, 3, None)], [slice(3, 6, None)], [slice(6, 10, None)]]
         """
         array = as_array("shards", x)
-        return self._calls_on(array).shards(array)
+        return self._runner.calls_on(array).shards(array)
 
     @property
     def message_log(self) -> list[LoggedMessage]:
@@ -566,16 +485,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 2)[0]
             '<ringreduce.Communicator: rank 0 of 2, node (0, 1), among threads, closed>'
         """
-        self._engine.close(timeout_s=as_seconds("close", timeout_s))
-
-    def close_at_end_of(self, place: str, timeout_s: float | None = None) -> None:
-        """Close the communicator because this rank has reached the end of `place`.
-
-        The text of a MismatchError then names `place`, not a `close()` that the user never wrote.
-
-        :meta private:
-        """
-        self._engine.close(place, timeout_s)
+        self._ending.close(timeout_s=as_seconds("close", timeout_s))
 
     def leave(self, reason: str) -> None:
         """Leave without the other ranks; their next call raises PeerLostError with `reason`.
@@ -594,23 +504,7 @@ class Communicator(Collectives, PointToPoint):
             >>> rr.spawn(program, 3)
             [True, None, True]
         """
-        self._engine.leave(reason)
-
-    @property
-    def busy(self) -> bool:
-        """Whether an asynchronous call or message of this rank is not over.
-
-        :meta private:
-        """
-        return self._queue.busy or self._engine.endpoint.is_busy
-
-    @property
-    def closed(self) -> bool:
-        """Whether the communicator was closed, and not broken before.
-
-        :meta private:
-        """
-        return self._engine.closed
+        self._ending.leave(reason)
 
     @property
     def broken(self) -> bool:
@@ -622,7 +516,7 @@ class Communicator(Collectives, PointToPoint):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
-            self.close_at_end_of("its with block")
+            self._ending.close("its with block")
         else:
             self.leave(f"{type(error).__name__}: {error}")
 

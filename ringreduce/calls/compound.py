@@ -1,125 +1,243 @@
-"""Calls of several plans, and calls on converted or concatenated arrays.
-
-Each is a generator as `ringreduce.calls.queue` runs it: it yields at each poll whether it made
-progress, and returns the result.  A ValueError that a generator returns is raised after the call is
-complete, so that no rank waits for others in vain.
-"""
+"""Calls of several plans: first the ranks tell each other the counts, or the shape, of the data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
+from itertools import islice
 from struct import calcsize, pack_into, unpack_from
 from typing import Any
 
 import numpy as np
 
-from ringreduce.calls.arguments import named_dtype
-from ringreduce.calls.call import Call, Fused
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.arguments import Matrix, check_out, check_row, named_dtype
+from ringreduce.calls.arrays import as_out, from_host, is_input
+from ringreduce.calls.cache import Calls
+from ringreduce.calls.call import Call
+from ringreduce.calls.engine import NOTHING, Engine
+from ringreduce.calls.queue import Polled
+from ringreduce.calls.runner import Runner
+from ringreduce.config import as_seconds
+from ringreduce.devices.base import Device
+from ringreduce.errors import MismatchError, counted
+from ringreduce.planning.plan import shard_counts
 
-Steps = Generator[bool, None, Any]
-Empty = Callable[[int | tuple[int, ...], Any], Any]
-"""Makes an array of a shape and dtype for a result."""
-
-Table = tuple[tuple[int, ...], ...]
-"""The counts of all ranks, by rank."""
-
+_UNKNOWN = -1
+"""In place of an expected count: the rank accepts any count."""
 _HEAD = "24s2q"
 """An announcement in the words of `struct`: the dtype's name, place, and number of dimensions."""
-ANNOUNCED_BYTES = calcsize(_HEAD) + 8 * 64
+_ANNOUNCED_BYTES = calcsize(_HEAD) + 8 * 64
 """Bytes that hold an announcement with its shape: arrays of NumPy have at most 64 dimensions."""
 
 
-def move(
-    engine: Engine, call: Call, source: np.ndarray, target: np.ndarray, header: bytes
-) -> Steps:
-    """Run one plan; on converted copies if messages have another dtype than the arrays."""
-    if not call.converts:
-        yield from engine.advance(call, source, target, header)
-        return
-    device, dtype = call.device, call.wire_dtype
-    sent = device.empty(source.size, dtype)
-    device.convert(device.flat(source), sent)
-    received = sent if target.size == source.size else device.empty(target.size, dtype)
-    source_shape, target_shape = call.shapes
-    wired = sent.reshape(source_shape), received.reshape(target_shape)
-    yield from engine.advance(call, *wired, header)
-    flat = device.flat(target)
-    device.convert(received, flat)
-    if not device.overlap(flat, target):
-        target[...] = flat.reshape(target.shape)
-
-
-def reduce_list(
-    engine: Engine,
-    fused: Fused,
-    arrays: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    header: bytes,
-) -> Steps:
-    """Concatenate the arrays of each dtype, reduce them in place, and copy them to `targets`.
-
-    Every array is read before any target is written, so a target may be any of the arrays.
-    """
-    concatenated = []
-    for call, members in fused.groups:
-        whole = call.device.empty(call.shape or 0, call.dtype)
-        at = 0
-        for index in members:
-            array = arrays[index]
-            whole[at : at + array.size].reshape(array.shape)[...] = array
-            at += array.size
-        concatenated.append(whole)
-    for (call, members), whole in zip(fused.groups, concatenated, strict=True):
-        yield from move(engine, call, whole, whole, header)
-        at = 0
-        for index in members:
-            target = targets[index]
-            target[...] = whole[at : at + target.size].reshape(target.shape)
-            at += target.size
-
-
-def exchange_counts(
-    engine: Engine,
-    first: Call,
-    counts: Sequence[int],
-    lengths: Callable[[Table], Sequence[int]],
-    call_for: Callable[[Table], Call],
+def gather(
+    runner: Runner,
+    name: str,
     array: np.ndarray,
-    out: np.ndarray | None,
-    empty: Empty,
-    header: bytes,
-) -> Steps:
-    """Exchange the `counts` of all ranks by the call `first`, then make the call `call_for(table)`.
+    root: int | None,
+    algorithm: str,
+    out: Any,
+    timeout_s: float | None,
+    async_op: bool,
+) -> Any:
+    """Exchange first dimensions, then gather.  `root` is None for an all-gather."""
+
+    def lengths(table: Matrix) -> list[int]:
+        return [sum(count for (count,) in table)] * runner.size
+
+    def call_for(calls: Calls, table: Matrix) -> Call:
+        counts = tuple(count for (count,) in table)
+        rooted = {} if root is None else {"root": root}
+        return calls.get(name, array, {**rooted, "counts": counts, "algorithm": algorithm})
+
+    how = lengths, call_for, out, timeout_s, async_op
+    return _exchange(runner, name, array, root, algorithm, array.shape[:1], *how)
+
+
+def all_to_all(
+    runner: Runner,
+    array: np.ndarray,
+    counts: tuple[int, ...],
+    algorithm: str,
+    out: Any,
+    timeout_s: float | None,
+    async_op: bool,
+    expected: Sequence[int] | None = None,
+) -> Any:
+    """Exchange the counts that each rank sends to each rank, then the pieces.
+
+    If a rank sends another count than its receiver has `expected`, all ranks raise MismatchError.
+    """
+    check_row("all_to_all", array, counts, runner.size)
+    row = (*counts, *([_UNKNOWN] * runner.size if expected is None else expected))
+
+    def lengths(table: Matrix) -> list[int]:
+        _check_expected(table)
+        return [sum(column) for column in islice(zip(*table, strict=True), runner.size)]
+
+    def call_for(calls: Calls, table: Matrix) -> Call:
+        matrix = tuple(row[: runner.size] for row in table)
+        return calls.all_to_all_of_matrix(array, matrix, algorithm)
+
+    how = lengths, call_for, out, timeout_s, async_op
+    return _exchange(runner, "all_to_all", array, None, algorithm, row, *how)
+
+
+def _exchange(
+    runner: Runner,
+    name: str,
+    array: np.ndarray,
+    root: int | None,
+    algorithm: str,
+    counts: tuple[int, ...],
+    lengths: Callable[[Matrix], list[int]],
+    call_for: Callable[[Calls, Matrix], Call],
+    out: Any,
+    timeout_s: float | None,
+    async_op: bool,
+) -> Any:
+    """Exchange the `counts` of all ranks, then make the call ``call_for(calls, table)``.
 
     Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the
-    results of all ranks; a ValueError out of it, or a wrong `out` on one rank, is raised on all.
+    results of all ranks.  What it raises, or a wrong `out` on one rank, is raised on all.
     """
-    mine = np.array([*counts, -1 if out is None else out.shape[0]], np.int64)
-    rows = np.empty((engine.size, mine.size), np.int64)
-    yield from engine.advance(first, mine, rows, header)
-    table = tuple(map(tuple, rows[:, :-1].tolist()))
-    outs = rows[:, -1].tolist()
-    try:
-        wanted = lengths(table)
-    except ValueError as error:
-        return error
-    for rank, (given, length) in enumerate(zip(outs, wanted, strict=True)):
-        if given not in (-1, length):
-            return ValueError(
-                f"{first.signature.collective}: out on rank {rank} has first dimension {given}, "
-                f"the result has {length}"
+    engine = runner.engine
+    with engine.queue.lock:
+        engine.check_usable()
+        calls = runner.calls_on(array)
+        first = runner.calls.exchange_counts(
+            name, array.dtype, array.shape[1:], algorithm, root, calls.memory_kind
+        )
+        timeout_s = as_seconds(name, timeout_s)
+        empty = _maker_of_results(calls.device)
+        view = None if out is None else _gathered(name, calls.device, array, out)
+
+        def body(header: bytes) -> Polled:
+            mine = np.array([*counts, -1 if view is None else view.shape[0]], np.int64)
+            rows = np.empty((runner.size, mine.size), np.int64)
+            yield from engine.advance(first, mine, rows, header)
+            table = tuple(map(tuple, rows[:, :-1].tolist()))
+            try:
+                _check_outs(name, rows[:, -1].tolist(), lengths(table))
+            except ValueError as error:
+                return error
+            call = call_for(calls, table)
+            target = view
+            if target is None:
+                target = empty(0 if call.shape is None else call.shape, call.dtype)
+            yield from engine.advance(call, array, target, header)
+            return None if call.shape is None else target if out is None else out
+
+        return engine.run(first, body, timeout_s, async_op, calls.device.stream)
+
+
+def _check_outs(name: str, given: Sequence[int], wanted: Sequence[int]) -> None:
+    """Check the first dimension of `out` on each rank; -1: the rank passes no `out`."""
+    for rank, (length, right) in enumerate(zip(given, wanted, strict=True)):
+        if length not in (-1, right):
+            raise ValueError(
+                f"{name}: out on rank {rank} has first dimension {length}, the result has {right}"
             )
-    call = call_for(table)
-    target = out
-    if target is None:
-        target = empty(0 if call.shape is None else call.shape, call.dtype)
-    yield from engine.advance(call, array, target, header)
-    return None if call.shape is None else target
 
 
-def announce(
+def _check_expected(table: Matrix) -> None:
+    """Check that the ranks send what the others expect.  Raises MismatchError.
+
+    A row of the table has the counts that a rank sends to each rank, and then the counts that it
+    expects from each rank, or `_UNKNOWN`.
+    """
+    size = len(table)
+    for receiver, row in enumerate(table):
+        for sender, expected in enumerate([] if row[-1] == _UNKNOWN else row[size:]):
+            if expected != table[sender][receiver]:
+                sent = counted(table[sender][receiver], "element")
+                raise MismatchError(
+                    f"all_to_all: rank {sender} sends {sent} to rank {receiver}, which expects "
+                    f"{expected}"
+                )
+
+
+def _gathered(name: str, device: Device, array: np.ndarray, out: Any) -> Any:
+    """View `out` as an array for a gather whose first dimension is not known yet."""
+    view = as_out(name, out, array)
+    if view.ndim == 0:
+        raise ValueError(f"{name}: out is 0-d; the result has at least one dimension")
+    check_out(name, view, (*view.shape[:1], *array.shape[1:]), array.dtype)
+    is_input(name, device, array, view, allowed=False)
+    return view
+
+
+def scatter(
+    runner: Runner,
+    x: Any,
+    root: int,
+    out: Any,
+    algorithm: str,
+    timeout_s: float | None,
+    async_op: bool,
+) -> Any:
+    """Announce the root's shape and dtype, then scatter."""
+    engine = runner.engine
+    with engine.queue.lock:
+        engine.check_usable()
+        first = runner.calls.announcement(root, _ANNOUNCED_BYTES, algorithm)
+        array = runner.to_scatter(x, root)
+        view = None if out is None else as_out("scatter", out, out if array is None else array)
+        if view is not None:
+            check_out("scatter", view, view.shape, view.dtype)
+        calls = runner.calls_on(next((a for a in (array, view) if a is not None), NOTHING))
+        how = calls, array, view, _maker_of_results(calls.device), root, algorithm
+        timeout_s = as_seconds("scatter", timeout_s)
+
+        def body(header: bytes) -> Polled:
+            part = yield from _announce_and_scatter(runner, header, first, *how)
+            return out if part is view and out is not None else part
+
+        return engine.run(first, body, timeout_s, async_op, calls.device.stream)
+
+
+def _announce_and_scatter(
+    runner: Runner,
+    header: bytes,
+    first: Call,
+    calls: Calls,
+    array: np.ndarray | None,
+    out: np.ndarray | None,
+    empty: Callable[[int | tuple[int, ...], Any], Any],
+    root: int,
+    algorithm: str,
+) -> Polled:
+    """Run a scatter of unknown shape; return this rank's part.
+
+    The root's array decides how the data travel.  If it is in host memory, the part for an
+    `out` on a GPU goes through host memory, too.
+    """
+    on_gpu = calls is not runner.calls
+    shape, dtype, of_gpu = yield from _announce(runner.engine, first, array, on_gpu, header)
+    counts = tuple(shard_counts(shape[0], runner.size))
+    part = counts[runner.rank], *shape[1:]
+    fits = out is not None and (out.shape, out.dtype) == (part, dtype)
+    through_host = on_gpu and not of_gpu
+    if of_gpu and not on_gpu:
+        calls = runner.by_messages
+    elif through_host:
+        calls, empty = runner.calls, np.empty
+    target = out if out is not None and fits and not through_host else empty(part, dtype)
+    given = {"root": root, "counts": counts, "algorithm": algorithm}
+    call = calls.get("scatter", target if array is None else array, given)
+    source = target[:0] if array is None else array
+    yield from runner.engine.advance(call, source, target, header)
+    if out is None or target is out:
+        return target
+    if not fits:
+        return ValueError(
+            f"scatter: out is {out.dtype}{list(out.shape)}, this rank's part is {dtype}{list(part)}"
+        )
+    from_host("scatter", target, out)
+    return out
+
+
+def _announce(
     engine: Engine, first: Call, array: np.ndarray | None, on_gpu: bool, header: bytes
 ) -> Generator[bool, None, tuple[tuple[int, ...], np.dtype[Any], bool]]:
     """Broadcast the shape, the dtype and the place of the root's array; return them.
@@ -127,7 +245,7 @@ def announce(
     `first` is the call of the broadcast.  `array` is None on other ranks.  The place is whether the
     array is on a GPU.
     """
-    announced = bytearray(ANNOUNCED_BYTES)
+    announced = bytearray(_ANNOUNCED_BYTES)
     if array is not None:
         values = _name_of(array.dtype), on_gpu, array.ndim, *array.shape
         pack_into(f"{_HEAD}{array.ndim}q", announced, 0, *values)
@@ -145,3 +263,8 @@ def _name_of(dtype: np.dtype[Any]) -> bytes:
 @cache
 def _dtype_of(name: bytes) -> np.dtype[Any]:
     return named_dtype(name.rstrip(b"\0").decode())
+
+
+def _maker_of_results(device: Device) -> Callable[[int | tuple[int, ...], Any], Any]:
+    """Return a function that makes arrays for the caller while a call is running."""
+    return device.empty if device.stream is None else device.stream.callers_empty()

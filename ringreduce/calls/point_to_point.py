@@ -11,6 +11,7 @@ import numpy as np
 
 from ringreduce.calls.arguments import check_out, shown
 from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
+from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
@@ -66,10 +67,13 @@ class MessageWork(Work[T]):
         return result
 
 
-class PointToPoint(Runner):
+class PointToPoint:
     """The messages of a `Communicator` between two ranks."""
 
     __module__ = "ringreduce"
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
 
     def send(
         self,
@@ -112,9 +116,10 @@ class PointToPoint(Runner):
             >>> rr.spawn(program, 2)[1]
             array([0., 1., 2.])
         """
-        sent = self._sending("send", x, peer, tag, timeout_s)
-        result = self._carry([sent], lambda: None, async_op)
-        self._engine.endpoint.road.admit("send", sent.peer, x, sent.kind)
+        engine = self._runner.engine
+        sent = _sending(engine.endpoint, "send", x, peer, tag, timeout_s)
+        result = _carry(engine, [sent], lambda: None, async_op)
+        engine.endpoint.road.admit("send", sent.peer, x, sent.kind)
         return result
 
     def recv(
@@ -155,10 +160,11 @@ class PointToPoint(Runner):
             >>> rr.spawn(program, 3)
             [2, 0, 1]
         """
-        received, deliver = self._receiving("recv", out, peer, tag, timeout_s)
-        result = self._carry([received], lambda: deliver() or out, async_op)
+        engine = self._runner.engine
+        received, deliver = _receiving(engine.endpoint, "recv", out, peer, tag, timeout_s)
+        result = _carry(engine, [received], lambda: deliver() or out, async_op)
         if received.peer != ANY:
-            self._engine.endpoint.road.admit("recv", received.peer, out, received.kind)
+            engine.endpoint.road.admit("recv", received.peer, out, received.kind)
         return result
 
     def probe(self, tag: int = 0, *, timeout_s: float | None = None) -> int:
@@ -186,13 +192,10 @@ class PointToPoint(Runner):
             >>> rr.spawn(program, 3)[0]
             [1, 2]
         """
-        number = _checked_tag("probe", tag)
-        self._check_others("probe")
-        engine = self._engine
-        engine.check_allowed()
-        if engine.ended is not None:
-            raise engine.ended.with_traceback(None)
+        number, engine = _checked_tag("probe", tag), self._runner.engine
         endpoint = engine.endpoint
+        _check_others(endpoint, "probe")
+        engine.check_open()
         timeout_s = as_seconds("probe", timeout_s) or endpoint.timeout_s
         found: list[int] = []
 
@@ -249,17 +252,18 @@ class PointToPoint(Runner):
         for name, given in (("sends", sends), ("recvs", recvs)):
             if not isinstance(given, Mapping):
                 raise TypeError(f"exchange: {name} is {shown(given)}; pass a dict, peer -> array")
-        pairs = [
-            self._receiving("exchange", out, peer, tag, timeout_s) for peer, out in recvs.items()
-        ]
-        sent = [self._sending("exchange", x, peer, tag, timeout_s) for peer, x in sends.items()]
+        engine = self._runner.engine
+        begin = engine.endpoint, "exchange"
+        pairs = [_receiving(*begin, out, peer, tag, timeout_s) for peer, out in recvs.items()]
+        sent = [_sending(*begin, x, peer, tag, timeout_s) for peer, x in sends.items()]
 
         def deliver() -> Mapping[int, Any]:
             for _, each in pairs:
                 each()
             return recvs
 
-        return self._carry([*(received for received, _ in pairs), *sent], deliver, async_op)
+        operations = [*(received for received, _ in pairs), *sent]
+        return _carry(engine, operations, deliver, async_op)
 
     def lost_peers(self, *, closed: bool = False) -> set[int]:
         """Return the ranks that are lost.
@@ -268,7 +272,7 @@ class PointToPoint(Runner):
 
         :meta private:
         """
-        return self._engine.endpoint.lost_peers(closed)
+        return self._runner.engine.endpoint.lost_peers(closed)
 
     def survive_losses(self, is_survived: bool) -> None:
         """Close the communicator in good order although ranks are lost, from now on.
@@ -278,97 +282,106 @@ class PointToPoint(Runner):
 
         :meta private:
         """
-        self._engine.survives_losses = self._engine.endpoint.tells_losses = True
+        self._runner.engine.endpoint.survives_losses = True
         tell_survived(is_survived)
 
-    # --- implementation ---
 
-    def _use_compiled_messages(self, general: PointToPoint) -> None:
-        """Put compiled entries before the methods of `general` that no subclass overrides."""
-        road = self._engine.endpoint.road
-        for name in () if RECORDERS else _COMPILED:
-            if getattr(type(self), name) is getattr(PointToPoint, name):
-                entry = road.entry(name, getattr(general, name), general._adopt_message)
-                self.__dict__[name] = entry
+def compiled_entries(runner: Runner, kind: type) -> dict[str, Callable[..., Any]]:
+    """Return compiled functions for the methods that `kind` has from `PointToPoint`, by name.
 
-    def _adopt_message(self, x: Any, peer: int, tag: int = 0) -> None:
-        self._engine.endpoint.adopt(self._sending("send", x, peer, tag, None))
+    They keep the runner alive, and not the communicator that has them.
+    """
+    endpoint, general, made = runner.engine.endpoint, PointToPoint(runner), {}
 
-    def _sending(
-        self, where: str, x: Any, peer: int, tag: int, timeout_s: float | None
-    ) -> Operation:
-        array = as_array(where, x)
-        check_movable(where, array.dtype)
-        kind = DtypeAndShape.of(array.dtype, array.shape)
-        data = np.ascontiguousarray(to_host(where, array))
-        return self._operation(where, True, peer, tag, kind, data, data, timeout_s)
+    def adopt(x: Any, peer: int, tag: int = 0) -> None:
+        endpoint.adopt(_sending(endpoint, "send", x, peer, tag, None))
 
-    def _receiving(
-        self, where: str, out: Any, peer: int | None, tag: int, timeout_s: float | None
-    ) -> tuple[Operation, Callable[[], None]]:
-        """Return the operation, and a function that copies its data to `out` where needed."""
-        view = as_writable(where, out)
-        check_movable(where, view.dtype)
-        check_out(where, view, view.shape, view.dtype)
-        kind = DtypeAndShape.of(view.dtype, view.shape)
-        direct = isinstance(view, np.ndarray) and view.flags.c_contiguous
-        data = view if direct else np.empty(view.shape, view.dtype)
-        memory = view if isinstance(view, np.ndarray) else data
-        received = self._operation(where, False, peer, tag, kind, data, memory, timeout_s)
+    for name in () if RECORDERS else _COMPILED:
+        if getattr(kind, name) is getattr(PointToPoint, name):
+            made[name] = endpoint.road.entry(name, getattr(general, name), adopt)
+    return made
 
-        def deliver() -> None:
-            if not direct:
-                from_host(where, data, view)
 
-        return received, deliver
+def _sending(
+    endpoint: Endpoint, where: str, x: Any, peer: int, tag: int, timeout_s: float | None
+) -> Operation:
+    array = as_array(where, x)
+    check_movable(where, array.dtype)
+    kind = DtypeAndShape.of(array.dtype, array.shape)
+    data = np.ascontiguousarray(to_host(where, array))
+    return _operation(endpoint, where, True, peer, tag, kind, data, data, timeout_s)
 
-    def _operation(
-        self,
-        where: str,
-        sends: bool,
-        peer: int | None,
-        tag: int,
-        kind: DtypeAndShape,
-        data: np.ndarray,
-        memory: np.ndarray,
-        timeout_s: float | None,
-    ) -> Operation:
-        known = ANY
-        if peer is None and where == "recv":
-            self._check_others(where)
-        else:
-            known = self._check_peer(where, peer)
-        number = _checked_tag(where, tag)
-        timeout_s = as_seconds(where, timeout_s) or self._engine.endpoint.timeout_s
-        return Operation(where, sends, known, number, kind, data, memory, timeout_s)
 
-    def _check_others(self, where: str) -> None:
-        if self.size == 1:
-            raise ValueError(f"{where}: there is no other rank that could send a message")
+def _receiving(
+    endpoint: Endpoint, where: str, out: Any, peer: int | None, tag: int, timeout_s: float | None
+) -> tuple[Operation, Callable[[], None]]:
+    """Return the operation, and a function that copies its data to `out` where needed."""
+    view = as_writable(where, out)
+    check_movable(where, view.dtype)
+    check_out(where, view, view.shape, view.dtype)
+    kind = DtypeAndShape.of(view.dtype, view.shape)
+    direct = isinstance(view, np.ndarray) and view.flags.c_contiguous
+    data = view if direct else np.empty(view.shape, view.dtype)
+    memory = view if isinstance(view, np.ndarray) else data
+    received = _operation(endpoint, where, False, peer, tag, kind, data, memory, timeout_s)
 
-    def _check_peer(self, where: str, peer: Any) -> int:
-        number = _number(peer)
-        if number is None:
-            raise TypeError(f"{where}: peer is {shown(peer)}; pass a rank, a whole number")
-        if number == self.rank:
-            raise ValueError(f"{where}: peer is {number}, this rank itself; pass another rank")
-        if not 0 <= number < self.size:
-            raise ValueError(f"{where}: peer is {number}; ranks are 0 to {self.size - 1}")
-        return number
+    def deliver() -> None:
+        if not direct:
+            from_host(where, data, view)
 
-    def _carry(self, operations: list[Operation], deliver: Callable[[], T], async_op: bool) -> Any:
-        """Make the operations; return what `deliver` returns, or a Work of it."""
-        engine = self._engine
-        engine.check_allowed()
-        if engine.ended is not None:
-            raise engine.ended.with_traceback(None)
-        endpoint = engine.endpoint
-        if async_op:
-            work = MessageWork(endpoint, operations, deliver)
-            endpoint.start(operations, work)
-            return work
-        endpoint.run(operations)
-        return deliver()
+    return received, deliver
+
+
+def _operation(
+    endpoint: Endpoint,
+    where: str,
+    sends: bool,
+    peer: int | None,
+    tag: int,
+    kind: DtypeAndShape,
+    data: np.ndarray,
+    memory: np.ndarray,
+    timeout_s: float | None,
+) -> Operation:
+    known = ANY
+    if peer is None and where == "recv":
+        _check_others(endpoint, where)
+    else:
+        known = _checked_peer(endpoint, where, peer)
+    number = _checked_tag(where, tag)
+    timeout_s = as_seconds(where, timeout_s) or endpoint.timeout_s
+    return Operation(where, sends, known, number, kind, data, memory, timeout_s)
+
+
+def _carry(
+    engine: Engine, operations: list[Operation], deliver: Callable[[], T], async_op: bool
+) -> Any:
+    """Make the operations; return what `deliver` returns, or a Work of it."""
+    engine.check_open()
+    endpoint = engine.endpoint
+    if async_op:
+        work = MessageWork(endpoint, operations, deliver)
+        endpoint.start(operations, work)
+        return work
+    endpoint.run(operations)
+    return deliver()
+
+
+def _check_others(endpoint: Endpoint, where: str) -> None:
+    if endpoint.size == 1:
+        raise ValueError(f"{where}: there is no other rank that could send a message")
+
+
+def _checked_peer(endpoint: Endpoint, where: str, peer: Any) -> int:
+    """Return the rank of a peer as an int.  Raises TypeError or ValueError."""
+    number = _number(peer)
+    if number is None:
+        raise TypeError(f"{where}: peer is {shown(peer)}; pass a rank, a whole number")
+    if number == endpoint.rank:
+        raise ValueError(f"{where}: peer is {number}, this rank itself; pass another rank")
+    if not 0 <= number < endpoint.size:
+        raise ValueError(f"{where}: peer is {number}; ranks are 0 to {endpoint.size - 1}")
+    return number
 
 
 def _checked_tag(where: str, tag: Any) -> int:

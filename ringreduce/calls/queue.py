@@ -1,9 +1,8 @@
 """The order of calls: synchronous calls run at once, asynchronous calls run behind each other.
 
-Every call is a program: a generator that yields at each poll whether it made progress, and returns
-the call's result.  A communicator runs its programs one after another, in the order of the
-calls.  While asynchronous calls are queued, a progress thread runs them, if the transport may be
-used from a thread.  Otherwise they advance whenever the user waits for a call or asks about one.
+A communicator runs its calls one after another, each as a generator.  While asynchronous calls are
+queued, a progress thread runs them, if the transport may be used from a thread.  Otherwise they
+advance whenever the user waits for a call or asks about one.
 
 The callbacks of a call (`Work.then`) run in the thread that completed it, before any later call.  A
 call that a callback makes runs at once.  A thread attaches its callback before it makes its next
@@ -20,16 +19,17 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from ringreduce.calls.meter import Meter, MeteredLock
-from ringreduce.calls.refusals import refuse_copy
+from ringreduce.calls.refusals import refusals_here, refuse_copy
 from ringreduce.config import as_seconds
 from ringreduce.trace.recorder import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
-Program = Generator[bool, None, Any]
+Polled = Generator[bool, None, Any]
+"""A call, or a part of one: it yields at each poll whether it made progress, and returns the
+result."""
 T = TypeVar("T")
-_NO_PROGRAM: Program = (moved for moved in (True,))
-"""The program of messages between two ranks: their endpoint makes progress."""
+_NEVER_POLLED: Polled = (moved for moved in (True,))
+"""For messages between two ranks: their endpoint makes progress."""
 
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
@@ -71,8 +71,8 @@ class Work(Generic[T]):
 
     __reduce__ = refuse_copy
 
-    def __init__(self, queue: Queue, program: Program = _NO_PROGRAM) -> None:
-        self.program = program
+    def __init__(self, queue: Queue, polled: Polled = _NEVER_POLLED) -> None:
+        self.polled = polled
         self.completed = threading.Event()
         self._queue = queue
         self._result: Any = None
@@ -87,9 +87,7 @@ class Work(Generic[T]):
         self._raised: Exception | None = None
         """The first exception that a callback raised."""
         self.began_s: float | None = None
-        """When the call began to run, on the clock of `time.perf_counter`."""
         self.seconds: float | None = None
-        """Seconds that the call ran; None while it is not over."""
 
     def done(self) -> bool:
         """Return whether the call is over, with a result or an error.  Does not wait.
@@ -290,15 +288,43 @@ def wait_any(works: Sequence[Work[Any]], timeout_s: float | None = None) -> int:
             time.sleep(0 if idle < _BUSY_LOOKS else pause_s)
 
 
+class _MeteredLock:
+    """A lock that a thread holds to make a call; measures the seconds from before it is acquired.
+
+    Another thread must make no calls meanwhile.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.seconds = lock, 0.0
+        self._depth, self._since = 0, 0.0
+
+    def __enter__(self) -> None:
+        self.begin()
+        self.lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.__exit__(*error)
+        self.end()
+
+    def begin(self) -> None:
+        if not self._depth:
+            self._since = time.perf_counter()
+        self._depth += 1
+
+    def end(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._since
+
+
 class CallQueue:
     """The calls of one communicator: the running one, and those behind it."""
 
     def __init__(self, wait: Callable[[int, int], None], yielding: Yielding, threads: bool) -> None:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
-        self._unmetered: Any = None
-        """The lock in whose place there is a metered one."""
-        self._meter: Meter | None = None
+        self._meter: _MeteredLock | None = None
+        """In the place of the lock, while the calls of a thread are measured."""
         self._wait, self._yielding, self._threads = wait, yielding, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -313,8 +339,9 @@ class CallQueue:
         self._idle, self._spins = 0, yielding.spins
         """Polls since the latest progress that moved nothing, and how many of them do not pause."""
         self.begins_here_s = 0.0
-        """An asynchronous call runs in the caller's thread until it has waited for so many seconds
-        for other ranks.  0: it runs in the progress thread from the beginning."""
+        """Seconds that an asynchronous call may wait for other ranks in the caller's thread, before
+        the progress thread goes on with it; for hosts without a core for that thread.  0: the
+        progress thread begins it."""
 
     @property
     def busy(self) -> bool:
@@ -326,12 +353,12 @@ class CallQueue:
         """Whether this thread runs the callbacks of a work."""
         return self._calling_back == threading.get_ident()
 
-    def submit(self, program: Program) -> Work[Any]:
-        """Queue a program behind all others, and return its Work.  The caller holds the lock.
+    def submit(self, polled: Polled) -> Work[Any]:
+        """Queue a call behind all others, and return its Work.  The caller holds the lock.
 
-        In a callback the program runs at once.
+        In a callback the call runs at once.
         """
-        work: Work[Any] = Work(self, program)
+        work: Work[Any] = Work(self, polled)
         if self.in_callback:
             with self.unlocked():
                 while not self._poll(work):
@@ -371,32 +398,32 @@ class CallQueue:
             raise error  # such as KeyboardInterrupt, which is for this thread
         return True
 
-    def run(self, program: Program) -> Any:
-        """Run a program at once and return its result; no call is queued."""
+    def run(self, polled: Polled) -> Any:
+        """Run a call at once and return its result; no other is queued."""
         idle, spins = 0, self._yielding.spins
         try:
             while True:
-                if next(program):
+                if next(polled):
                     idle, spins = 0, self._yielding.spins
                     continue
                 idle += 1
                 if idle > spins:
-                    self._pause(program, idle - spins, ahead=0)
+                    self._pause(polled, idle - spins, ahead=0)
         except StopIteration as end:
             return end.value
 
-    def run_behind(self, program: Program) -> Any:
-        """Run a program behind all others, and return its result.  The caller holds the lock.
+    def run_behind(self, polled: Polled) -> Any:
+        """Run a call behind all others, and return its result.  The caller holds the lock.
 
         The lock is free meanwhile, as callbacks of the works before may make calls.
         """
-        work = self.submit(program)
+        work = self.submit(polled)
         with self.unlocked():
             return work.wait()
 
     @contextmanager
     def unlocked(self) -> Iterator[None]:
-        """Release the lock, which the caller holds once, for a while."""
+        """Release the lock, which the caller holds once, within the block."""
         lock = self.lock
         lock.__exit__(None, None, None)
         try:
@@ -405,11 +432,14 @@ class CallQueue:
             lock.__enter__()
 
     def wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
-        """Wait until a work is over; return False if it is not over after `timeout_s` seconds."""
-        if self._meter is None:
+        meter = self._meter
+        if meter is None:
             return self._wait_for(completed, timeout_s)
-        with self._meter:
+        meter.begin()
+        try:
             return self._wait_for(completed, timeout_s)
+        finally:
+            meter.end()
 
     def _wait_for(self, completed: threading.Event, timeout_s: float | None) -> bool:
         if self._threads and not self.in_callback:
@@ -422,17 +452,19 @@ class CallQueue:
         return True
 
     def begin_meter(self) -> None:
-        """Measure the calls of this thread, which makes none now, until `end_meter`."""
-        meter = Meter()
-        self._unmetered, self._meter = self.lock, meter
-        self.lock = MeteredLock(self.lock, meter)
+        """Measure the calls of this thread, which makes none now, until `end_meter`.
+
+        They take the general path.  Messages between two ranks are not measured.
+        """
+        refusals_here().keep_general()
+        self.lock = self._meter = _MeteredLock(self.lock)
 
     def end_meter(self) -> float:
         """Return the seconds that this thread has spent in calls since `begin_meter`."""
         meter = self._meter
         assert meter is not None
-        self.lock, self._meter = self._unmetered, None
-        meter.end()
+        self.lock, self._meter = meter.lock, None
+        refusals_here().end_general()
         return meter.seconds
 
     def advance(self) -> None:
@@ -446,7 +478,7 @@ class CallQueue:
                 self._poll(self.works[0])
 
     def interrupt(self, error: BaseException, seconds: float) -> None:
-        """Raise `error` in the running program, and wait up to `seconds` for all works to end."""
+        """Raise `error` in the running call, and wait up to `seconds` for all works to end."""
         self._interrupt = error
         end = time.monotonic() + seconds
         while self.works and time.monotonic() < end:
@@ -508,13 +540,13 @@ class CallQueue:
         if work.began_s is None:
             work.began_s = time.perf_counter()
         try:
-            if next(work.program):
+            if next(work.polled):
                 self._idle, self._spins = 0, self._yielding.spins
                 return False
             self._idle += 1
             spins = 0 if ahead else self._spins
             if self._idle > spins:
-                self._pause(work.program, self._idle - spins, ahead)
+                self._pause(work.polled, self._idle - spins, ahead)
             return False
         except StopIteration as end:
             result, error = end.value, None
@@ -537,11 +569,11 @@ class CallQueue:
                 self._arrived.notify_all()
         return True
 
-    def _pause(self, program: Program, idle: int, ahead: int) -> None:
-        """Pause after an idle poll; raise the pause's errors inside the program."""
+    def _pause(self, polled: Polled, idle: int, ahead: int) -> None:
+        """Pause after an idle poll; raise the pause's errors inside the call."""
         try:
             if self._interrupt is not None:
                 raise self._interrupt
             self._wait(idle, ahead)
         except BaseException as error:
-            program.throw(error)
+            polled.throw(error)

@@ -33,7 +33,7 @@ class Refusals:
         """Address of the depth.  Compiled code makes no call while it is not 0."""
 
     def refuse(self, reason: str) -> None:
-        """Have the next calls raise ValueError with `reason`, until `allow` is called as often.
+        """Have calls raise ValueError with `reason` until `allow`.  Pairs of the two may nest.
 
         Asynchronous calls that began before go on.  Calls of other threads are not affected.
         """
@@ -47,7 +47,7 @@ class Refusals:
         self._depth[0] -= 1
 
     def keep_general(self) -> None:
-        """Have no call take the fast path, until `end_general` is called as often."""
+        """Have calls take the general path until `end_general`.  Pairs of the two may nest."""
         self._depth[0] += 1
 
     def end_general(self) -> None:
@@ -60,14 +60,13 @@ class Refusals:
             raise ValueError(self._reason)
 
 
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.refusals = Refusals()
-
-
-_of_thread = _OfThread()
+_of_thread = threading.local()
 
 
 def refusals_here() -> Refusals:
     """Return the `Refusals` of this thread."""
-    return _of_thread.refusals
+    try:
+        here: Refusals = _of_thread.refusals
+    except AttributeError:
+        here = _of_thread.refusals = Refusals()
+    return here

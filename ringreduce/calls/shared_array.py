@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ringreduce.calls.arguments import array_text, as_array, as_out, check_out
+from ringreduce.calls.arguments import array_text, as_host_array, as_host_out, check_out
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.shm.blocks import Blocks, overlap_error
 
@@ -90,7 +90,7 @@ class SharedArray(Generic[S]):
             >>> rr.spawn(program, 3)
             [6, 6, 6]
         """
-        array = x if type(x) is np.ndarray else as_array("add", x)
+        array = x if type(x) is np.ndarray else as_host_array("add", x)
         if array.dtype != self._dtype:
             raise TypeError(f"add: x has dtype {array.dtype}, the shared array has {self._dtype}")
         if array.shape != self._shape:
@@ -128,7 +128,7 @@ class SharedArray(Generic[S]):
         """
         if out is None:
             out = np.empty(self._shape, self._dtype)
-        view = as_out("read", out)
+        view = as_host_out("read", out)
         check_out("read", view, self._shape, self._dtype)
         target = view
         if not view.flags.c_contiguous:

@@ -109,8 +109,9 @@ class Endpoint:
         self._thread: threading.Thread | None = None
         self._ended: Exception | None = None
         self._looked_at = 0.0
-        self.tells_losses, self._told = False, set[int]()
-        """Whether `find_arrival` raises an error for each peer that is gone; the peers named so."""
+        self.survives_losses, self._told = False, set[int]()
+        """Whether the program goes on without lost peers.  Then `find_arrival` raises an error once
+        for each peer that is gone: these are told."""
         self._clock = WaitClock().now
 
     # --- operations ---
@@ -306,7 +307,7 @@ class Endpoint:
             silent = None if False in offers.values() else self._why_all_silent()
             if silent is not None:
                 raise silent
-            if looks and self.tells_losses:
+            if looks and self.survives_losses:
                 lost = self.lost_peers(closed=True) - self._told
                 self._told |= lost
                 for peer in lost:

@@ -173,7 +173,7 @@ class _Member:
             self._saver.close()
             self._saver = None
         with suppress(PeerLostError, PeerTimeoutError):  # ranks that are lost now miss nothing
-            comm.close_at_end_of("the call of elastic")
+            comm._ending.close("the call of elastic")
 
     def _begin(self, make: State | Callable[[Communicator], State]) -> tuple[Communicator, State]:
         try:
@@ -230,7 +230,7 @@ class _Member:
                 answer = self._ask("shrunk", size=made.size)
             if answer.kind == "member":
                 assert made is not None
-                made.replace_world()
+                made._engine.transport.replace_world()
                 skip_finalize()
                 fields = {**self._answer.fields, **answer.fields}
                 self._answer = WireMessage(answer.kind, fields, answer.files)
@@ -379,7 +379,7 @@ class ComputeTimer:
 
     def __init__(self, comm: Communicator, tell: Callable[[int, float], None]) -> None:
         """Call ``tell(step, seconds)`` after each step that was measured."""
-        self._comm, self._tell = comm, tell
+        self._queue, self._tell = comm._engine.queue, tell
         self._since: float | None = None
         """When the measured step began."""
 
@@ -388,12 +388,12 @@ class ComputeTimer:
         if self._since is not None:
             seconds = time.perf_counter() - self._since
             self._since = None
-            self._tell(step, max(0.0, seconds - self._comm.end_meter()))
+            self._tell(step, max(0.0, seconds - self._queue.end_meter()))
         elif step % _EVERY == 0:
-            self._comm.begin_meter()
+            self._queue.begin_meter()
             self._since = time.perf_counter()
 
     def close(self) -> None:
         if self._since is not None:
             self._since = None
-            self._comm.end_meter()
+            self._queue.end_meter()

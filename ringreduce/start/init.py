@@ -11,8 +11,7 @@ import numpy as np
 
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
-from ringreduce.calls.engine import Engine
-from ringreduce.calls.parts import Parts
+from ringreduce.calls.ending import Ending, Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import MismatchError
@@ -187,7 +186,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
             never_finalize()
         raise
     comm = _assemble(over, placed, given, close_at_exit, never_finalize)
-    parts.add(comm, range(size))
+    parts.add(comm._ending, comm._runner, range(size))
     return comm
 
 
@@ -235,7 +234,7 @@ def _assemble(
     over: Transport,
     placed: Nodes | None,
     given: _Given,
-    adopt: Callable[[Engine], None],
+    adopt: Callable[[Ending], None],
     give_up: Callable[[], None],
 ) -> Communicator:
     """Return the communicator over a new transport.  `give_up` is called if that fails midway."""
@@ -325,7 +324,7 @@ def communicator(
     timeout_s: float,
     config: Config,
     segments: Segments | None,
-    adopt: Callable[[Engine], None] | None = None,
+    adopt: Callable[[Ending], None] | None = None,
 ) -> Communicator:
     found = transport.nodes() if nodes is None else nodes
     topology = Topology(found, transport.rank)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.calls.communicator import Communicator
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.ending import Ending
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
 from ringreduce.start import job
@@ -123,32 +123,32 @@ class _OthersFirst:
         if waits and not self._has_waited:
             self._has_waited = True
             time.sleep(_OTHERS_FIRST_S)
-        job.ends_others = not any(engine.has_survived for engine in _open)
+        job.ends_others = not any(ending.has_survived for ending in _open)
         self._following(kind, error, trace)
         if _without_mpi and os.getpid() == self._pid and not job.is_interactive():
             # In an MPI job this process would have ended by now.  The launcher ends the others.
             end = time.monotonic() + _OTHERS_FIRST_S
-            for engine in list(_without_mpi):
-                engine.leave(f"{kind.__name__}: {error}")
-            for engine in list(_without_mpi):
-                engine.flush(max(0.0, end - time.monotonic()))
+            for ending in list(_without_mpi):
+                ending.leave(f"{kind.__name__}: {error}")
+            for ending in list(_without_mpi):
+                ending.flush(max(0.0, end - time.monotonic()))
             _open.clear()
 
 
-_without_mpi: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""Engines of ranks that are in no MPI job."""
+_without_mpi: weakref.WeakSet[Ending] = weakref.WeakSet()
+"""Of communicators of ranks that are in no MPI job."""
 
 
-def close_without_mpi_at_exit(engine: Engine) -> None:
+def close_without_mpi_at_exit(ending: Ending) -> None:
     """Do as `close_at_exit`; an uncaught exception of this process also reaches the other ranks."""
-    _without_mpi.add(engine)
-    close_at_exit(engine)
+    _without_mpi.add(ending)
+    close_at_exit(ending)
 
 
-_open: list[Engine] = []
-"""The engines of the communicators to close at the exit, in the order of `init`."""
-_ends: dict[Engine, Callable[[float], bool]] = {}
-"""Functions that end communicators at the exit in place of `Engine.close`."""
+_open: list[Ending] = []
+"""Of the communicators to close at the exit, in the order of `init`."""
+_ends: dict[Ending, Callable[[float], bool]] = {}
+"""Functions that end communicators at the exit in place of `Ending.close`."""
 
 
 def has_begun() -> bool:
@@ -156,11 +156,11 @@ def has_begun() -> bool:
     return bool(_open)
 
 
-def close_at_exit(engine: Engine) -> None:
+def close_at_exit(ending: Ending) -> None:
     """Close a communicator when the interpreter exits, unless it is closed by then."""
     # The memory of closed ones is free from here on.  The exit asks for those that survived a loss.
     _open[:] = [each for each in _open if not each.closed or each.has_survived]
-    _open.append(engine)
+    _open.append(ending)
     _register(os.getpid())
 
 
@@ -170,7 +170,7 @@ def end_at_exit_by(comm: Communicator, end: Callable[[float], bool]) -> None:
     `end` raises no errors, and waits for other ranks for at most `seconds`.  It returns whether
     another rank is gone.
     """
-    _ends[comm._engine] = end
+    _ends[comm._ending] = end
 
 
 def forget(comm: Communicator) -> None:
@@ -179,14 +179,14 @@ def forget(comm: Communicator) -> None:
     The program has ended its use of `comm`, and chooses the exit status.  A broken communicator of
     MPI is not forgotten: MPI_Finalize would hang.
     """
-    _ends.pop(comm._engine, None)
+    _ends.pop(comm._ending, None)
     if is_forgettable(comm):
-        _open[:] = [each for each in _open if each is not comm._engine]
+        _open[:] = [each for each in _open if each is not comm._ending]
 
 
 def is_forgettable(comm: Communicator) -> bool:
     """Return whether `forget` works for `comm` if it is broken."""
-    return comm._engine in _without_mpi
+    return comm._ending in _without_mpi
 
 
 @cache
@@ -207,34 +207,34 @@ def skip_finalize() -> None:
 def _close_all(pid: int) -> None:
     if os.getpid() == pid:
         deadline, others_gone = time.monotonic() + ENDING_S, False
-        for engine in _open[::-1]:
-            if engine in _ends and not engine.broken:
-                others_gone |= _ends[engine](max(deadline - time.monotonic(), _LEAST_S))
-            if engine in _open:
-                _close(engine, pid)
+        for ending in _open[::-1]:
+            if ending in _ends and not ending.engine.broken:
+                others_gone |= _ends[ending](max(deadline - time.monotonic(), _LEAST_S))
+            if ending in _open:
+                _close(ending, pid)
         # A launcher reports the rank that ends first.  A rank that has failed should be the first.
         if others_gone:
             time.sleep(_OTHERS_FIRST_S)
 
 
-def _close(engine: Engine, pid: int) -> None:
+def _close(ending: Ending, pid: int) -> None:
     failed = False
     try:
-        engine.close("the program")
+        ending.close("the program")
     except (MismatchError, PeerLostError) as error:
         failed = True
-        engine.leave(_ENDS)
+        ending.leave(_ENDS)
         _print_once(error)
     except BaseException:
         failed = True
         with job.one_write():
             traceback.print_exc()
-        engine.leave(_ENDS)
-    if engine.broken:
-        _leave_without_finalizing(lambda: engine.farewell(_FAREWELL_S), pid)
+        ending.leave(_ENDS)
+    if ending.engine.broken:
+        _leave_without_finalizing(lambda: ending.farewell(_FAREWELL_S), pid)
     elif failed:  # the communicator is closed, but a Work failed and nobody has waited for it
         _leave_without_finalizing(lambda: None, pid)
-    elif engine.has_survived and engine not in _without_mpi:
+    elif ending.has_survived and ending not in _without_mpi:
         _without_finalize()()
 
 

@@ -91,7 +91,7 @@ def spawn(
             segments = share_segments(transport) if given.shared_memory else None
             with communicator(transport, placed, timeout_s, given, segments) as comm:
                 results[rank] = fn(comm, *args)
-                comm.close_at_end_of("its function")
+                comm._ending.close("its function")
         except BaseException as error:
             failures.append(error)
             failed.set()
@@ -128,7 +128,7 @@ def _in_process(
         rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
     ) as comm:
         result = fn(comm, *args)
-        comm.close_at_end_of("its function")
+        comm._ending.close("its function")
     if rank == 0:
         finish()  # the end of this process calls no exit handlers
     return result

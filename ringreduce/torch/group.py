@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
+from ringreduce.calls import compound
 from ringreduce.errors import counted
 from ringreduce.start.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
 from ringreduce.system.cores import cores
@@ -62,7 +63,7 @@ class RingReduceGroup(NamedGroup):
             rendezvous=options.store, rank=rank, size=size, timeout_s=seconds
         )
         if cores() < 2 * _ranks_here(self.comm):
-            self.comm.begin_calls_here(_WAITS_S)
+            self.comm._engine.queue.begins_here_s = _WAITS_S
         if is_forgettable(self.comm):
             end_at_exit_by(self.comm, partial(self._end, "the program"))
         self.storages = SharedStorages(self.comm) if size > 1 else None
@@ -341,8 +342,9 @@ class RingReduceGroup(NamedGroup):
         opts: Any,
     ) -> Any:
         """Send the pieces `xs` of `x` to the ranks; receive pieces as large as `outs` in `room`."""
-        counts, expected = [each.size for each in xs], [each.size for each in outs]
-        return self.comm.all_to_all_checked(x, counts, expected, room, **_how(opts))
+        counts, expected = tuple(each.size for each in xs), [each.size for each in outs]
+        how = {"algorithm": "auto", "out": room, "expected": expected, **_how(opts)}
+        return compound.all_to_all(self.comm._runner, x, counts, **how)
 
     # --- messages between two ranks ---
 
@@ -369,7 +371,7 @@ class RingReduceGroup(NamedGroup):
         (tensor,) = tensors
         out = array_of("recv", tensor, writes=True)
         room = room_for(out)
-        if self.comm.is_received_into(room):
+        if self.comm._engine.endpoint.is_received_into(room):
             room = np.empty_like(room)
         copy = None if np.may_share_memory(room, out) else partial(deliver, [out])
         return TensorMessage(self.comm.recv(room, peer, tag, async_op=True), tensors, peer, copy)
@@ -398,14 +400,14 @@ class RingReduceGroup(NamedGroup):
         group ends the process.
         """
         comm, others_gone = self.comm, False
-        may_break, had_errors = is_forgettable(comm), comm.broken or comm.busy
+        may_break, had_errors = is_forgettable(comm), comm.broken or comm._ending.is_busy
         try:
-            comm.close_at_end_of(place, seconds if may_break else None)
+            comm._ending.close(place, seconds if may_break else None)
         except Exception as error:
             # Other ranks may have ended before, or end later: that is no error.  The error of an
             # asynchronous call is one.
             gone = isinstance(error, rr.PeerLostError | rr.PeerTimeoutError)
-            others_gone = gone and not had_errors and not comm.closed
+            others_gone = gone and not had_errors and not comm._ending.closed
             level = logging.INFO if others_gone else logging.WARNING
             _log.log(level, "process group %s ended with an error: %s", self._name, error)
             if may_break:

@@ -90,7 +90,7 @@ def share_(tensor: Any, *, group: Any = None) -> Any:
             "share_: the tensor's memory cannot move, as another library, an array of NumPy or "
             "another process uses it; pass tensor.clone()"
         )
-    if any(each.comm.busy for each in _groups()):
+    if any(each.comm._ending.is_busy for each in _groups()):
         raise RuntimeError("share_: asynchronous calls are under way; wait for them first")
     if group.storages is not None:
         group.storages.move(storage)

@@ -96,7 +96,7 @@ class SharedStorages:
         if len(self._moved) >= _MOST_MOVED or _room() < 2 * self._comm.size * nbytes:
             return False
         whole = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = self._comm.pages(whole)
+        memory = self._comm._engine.executables.pages(whole)
         if memory is None:
             return False
         self._reduced_once.pop(storage.data_ptr(), None)

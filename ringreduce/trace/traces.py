@@ -62,7 +62,7 @@ def join(comm: Any, path: Path, *, all_record: bool, launched: bool) -> None:
     if all_record and far:
         (rank, *_), (error_s, offset_s) = HEADER.unpack_from(recorder.memory), clock_of(comm, far)
         HEADER.pack_into(recorder.memory, 0, rank, offset_s, error_s)
-        comm._engine.before_close = partial(_gather, comm, recorder)
+        comm._ending.before_close = partial(_gather, comm, recorder)
     if far or not launched:
         recorder.write = partial(write, path)
 

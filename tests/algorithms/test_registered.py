@@ -83,7 +83,7 @@ def test_ranks_that_mean_different_schedules_by_one_name_are_told_so():
             if comm.rank == rank:
                 rr.register_algorithm("mine", steps, chunks=lambda size: 1)
                 how = {"op": "sum", "algorithm": "mine", "wire": None}
-                comm._calls.get("all_reduce", np.ones(2), how)
+                comm._runner.calls.get("all_reduce", np.ones(2), how)
             comm.barrier()
         with pytest.raises(rr.MismatchError, match=r"rank 0 passes schedule=.*rank 1 passes sch"):
             comm.all_reduce(np.ones(2), algorithm="mine")

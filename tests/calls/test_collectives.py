@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS
+from ringreduce.calls import compound
 from tests.support import rails
 from tests.support.case_strategies import cases
 from tests.support.cases import CONFIG, Case, nodes_of, run_case
@@ -158,7 +160,7 @@ def test_counts_that_are_new_in_each_call_are_not_all_kept(counts_of, shared_mem
             given = counts if counts_of == "all ranks" else counts[comm.rank]
             wanted = np.repeat(10 * np.arange(comm.size) + comm.rank, counts[:, comm.rank])
             assert np.array_equal(comm.all_to_all(x, counts=given), wanted)
-            kept.append((len(comm._calls), len(comm._engine._flows._flows)))
+            kept.append((len(comm._runner.calls), len(comm._engine.executables.flows._flows)))
         return kept
 
     config = rr.Config(kept_plans=5, shared_memory=shared_memory)
@@ -180,7 +182,9 @@ def test_a_program_in_shared_memory_is_rewritten_for_other_counts():
             result = comm.all_to_all(x, counts=counts[comm.rank], algorithm="direct")
             assert np.array_equal(result, wanted)
             (told,) = [
-                c for key, c in comm._calls._kept.items() if key[0] == "all_to_all of a matrix"
+                c
+                for key, c in comm._runner.calls._kept.items()
+                if key[0] == "all_to_all of a matrix"
             ]
             executables.add(told.executable)
             made.append(len(executables))
@@ -194,9 +198,11 @@ def test_counts_that_another_rank_does_not_expect_are_an_error_on_all():
     def program(comm):
         sent, expected = [[1, 2], [2, 1]], [[1, 2], [3, 0]]
         x, out = np.ones(3), np.empty(3)
-        comm.all_to_all_checked(x, sent[comm.rank], sent[comm.rank], out, None, False)
+        how = {"algorithm": "auto", "out": out, "timeout_s": None, "async_op": False}
+        mine, make = tuple(sent[comm.rank]), partial(compound.all_to_all, comm._runner)
+        make(x, mine, expected=mine, **how)
         with pytest.raises(rr.MismatchError, match="rank 0 sends 2 elements to rank 1, which exp"):
-            comm.all_to_all_checked(x, sent[comm.rank], expected[comm.rank], out, None, False)
+            make(x, mine, expected=expected[comm.rank], **how)
         assert comm.all_reduce(1) == 2
 
     rr.spawn(program, 2)
@@ -211,7 +217,9 @@ def test_equal_counts_in_each_call_are_planned_once(shared_memory):
         for _ in range(4):
             comm.all_to_all(x, counts=row)
             (told,) = [
-                c for key, c in comm._calls._kept.items() if key[0] == "all_to_all of a matrix"
+                c
+                for key, c in comm._runner.calls._kept.items()
+                if key[0] == "all_to_all of a matrix"
             ]
             executables.add(told.executable)
         return len(executables)
@@ -377,7 +385,7 @@ def test_plans_are_kept_and_bounded():
             for _ in range(2):
                 assert comm.all_reduce(np.ones(count))[:1].sum() == comm.size * (count > 0)
         comm._engine.free_discarded()
-        return len(comm._calls), len(comm._engine._flows._flows)
+        return len(comm._runner.calls), len(comm._engine.executables.flows._flows)
 
     config = rr.Config(kept_plans=8)
     for calls, kept in rr.spawn(program, 3, config=config):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from dataclasses import replace
 from itertools import chain
 
@@ -14,6 +15,7 @@ import ringreduce as rr
 from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from tests.support.cases import CONFIG
 from tests.support.dropped import facts
+from tests.support.public import PRIVATE
 
 SHARED = replace(CONFIG, shared_memory=True)
 
@@ -38,6 +40,23 @@ def test_a_communicator_shows_rank_size_nodes_and_transport(ranks, nodes, shown,
     texts = rr.spawn(repr, ranks, nodes=nodes, config=config)
     assert texts[0] == f"<ringreduce.Communicator: {shown}, among threads>"
     assert f": rank {ranks - 1} of {ranks}, " in texts[-1]
+
+
+def test_its_public_methods_are_for_users_but_two_that_trainers_call():
+    """Trainers use public names alone; other packages reach what is inside."""
+    methods = {name: getattr(rr.Communicator, name) for name in dir(rr.Communicator)}
+    hidden = {n for n, each in methods.items() if PRIVATE in (each.__doc__ or "")}
+    assert hidden == {"lost_peers", "survive_losses"}
+
+
+def test_neither_a_communicator_nor_its_methods_keep_it_alive():
+    def program(comm):
+        part = comm.split(0)
+        reduce, send, left = part.all_reduce, part.send, weakref.ref(part)
+        part = None
+        return left() is None and reduce(comm.rank).item() == 1 and send is not None
+
+    assert rr.spawn(program, 2, config=SHARED, timeout_s=120) == [True, True]
 
 
 def over_mpi():

@@ -41,13 +41,13 @@ def test_a_first_call_makes_one_program_and_unrolls_nothing(name, monkeypatch):
 
     def program(comm):
         made = Counter()
-        make = comm._engine.shared_memory.program
+        make = comm._engine.executables.shared_memory.program
 
         def counted(*given):
             made["programs"] += 1
             return make(*given)
 
-        comm._engine.shared_memory.program = counted
+        comm._engine.executables.shared_memory.program = counted
         x = np.full(6, comm.rank + 1.0, np.float32)
         CALLS[name](comm, x)
         first = made["programs"]
@@ -125,7 +125,7 @@ def test_calls_that_only_take_turns_free_what_is_discarded():
             for n in range(1, 12):
                 comm.all_reduce(np.ones(n), async_op=True).wait()
                 comm.all_reduce([np.ones(n), np.ones(1)])
-        return len(comm._engine._discarded), len(comm._engine._flows._flows)
+        return len(comm._engine._discarded), len(comm._engine.executables.flows._flows)
 
     for discarded, flows in rr.spawn(program, 2, config=rr.Config(kept_plans=4), timeout_s=20):
         assert discarded <= 4
@@ -171,7 +171,7 @@ def test_arrays_are_held_when_a_signal_handler_raises_before_a_waiting_call_has_
         def begin(*given):
             raise KeyboardInterrupt
 
-        comm._engine._agreement.begin = begin
+        comm._engine.agreement.begin = begin
         with pytest.raises(KeyboardInterrupt):
             comm.all_reduce(x)
         (executable,) = comm._engine.running
@@ -185,7 +185,7 @@ def test_a_call_is_counted_before_another_may_begin(monkeypatch):
 
     class Watched(list):
         def clear(self):
-            seen.append(engine._agreement.completed)
+            seen.append(engine.agreement.completed)
             super().clear()
 
     seen = []
@@ -196,7 +196,7 @@ def test_a_call_is_counted_before_another_may_begin(monkeypatch):
         engine = comm._engine
         comm.barrier()
         engine.running = Watched(engine.running)
-        before = engine._agreement.completed
+        before = engine.agreement.completed
         comm.all_reduce(np.ones(3))
         return before
 

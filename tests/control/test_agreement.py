@@ -272,7 +272,7 @@ def test_a_refused_call_consumes_no_number():
                 with pytest.raises(ValueError, match="one count"):
                     comm.all_gather(np.ones(3), counts=[1])
             check(comm, CALLS["sum"])
-        return comm._engine._agreement.completed
+        return comm._engine.agreement.completed
 
     assert on_threads(program, 3) == [6, 6, 6]
 

@@ -317,7 +317,7 @@ def test_waiting_messages_of_any_rank_are_received_without_python(monkeypatch, t
         with monkeypatch.context() as patch:
             for name in ("run", "find_arrival"):
                 patch.setattr(comm._engine.endpoint, name, lambda *_: pytest.fail("in Python"))
-            refusals = comm._engine._refusals
+            refusals = comm._engine.refusals
             refusals.refuse("not now")
             with pytest.raises(ValueError, match="not now"):
                 comm.probe(*tag)

@@ -75,7 +75,7 @@ def test_a_measurement_that_is_given_up_leaves_calls_as_they_were():
         pace = ComputeTimer(comm, lambda step, seconds: None)
         pace.after(106)
         pace.close()
-        return comm.all_reduce(1).item(), type(comm._queue.lock).__name__
+        return comm.all_reduce(1).item(), type(comm._engine.queue.lock).__name__
 
-    before = rr.spawn(lambda comm: type(comm._queue.lock).__name__, 2)
+    before = rr.spawn(lambda comm: type(comm._engine.queue.lock).__name__, 2)
     assert rr.spawn(program, 2) == [(2, name) for name in before]

@@ -865,7 +865,7 @@ def test_a_thread_that_wants_the_lock_gets_it():
             for _ in range(30):
                 comm.empty(10, np.float32)
                 comm.explain(8)
-                with comm._queue.lock:
+                with comm._engine.queue.lock:
                     time.sleep(0)
             done.set()
 
@@ -882,7 +882,7 @@ def test_a_thread_that_wants_the_lock_gets_it():
 
 def test_who_leaves_says_how_far_it_got():
     def program(comm):
-        agreement, told = comm._engine._agreement, []
+        agreement, told = comm._engine.agreement, []
         before, tell = agreement.completed, agreement._send_all
         for _ in range(57):
             comm.all_reduce(np.ones(5))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 import ringreduce as rr
-from ringreduce.calls.engine import Engine
+from ringreduce.calls.executables import Executables
 from ringreduce.shm import gpu_staging
 from tests.support import late
 from tests.support.case_strategies import cases
@@ -68,7 +68,7 @@ def test_an_all_reduce_sends_no_message():
             result = comm.all_reduce(gpu.put(ramp(comm, count)))
             assert np.array_equal(gpu.values(result), total(comm, count))
 
-    with mock.patch.object(Engine, "_by_messages", side_effect=AssertionError):
+    with mock.patch.object(Executables, "_by_messages", side_effect=AssertionError):
         spawn(program, 2)
 
 

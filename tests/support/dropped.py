@@ -16,7 +16,7 @@ def over_mpi() -> int:
         again = rr.init()  # the one before is still held meanwhile
         again.split(0)
         engines.append(again._engine)
-    return sum(engine.usable for engine in engines)
+    return sum(engine.ended is None for engine in engines)
 
 
 def facts(comm: rr.Communicator) -> None:
@@ -36,7 +36,7 @@ def facts(comm: rr.Communicator) -> None:
 
     def still_open() -> int:
         comm.split(None)
-        return sum(engine.usable for engine in engines)
+        return sum(engine.ended is None for engine in engines)
 
     for _ in range(5):
         dropped().split(0)

@@ -317,14 +317,14 @@ MUTATIONS = [
     ),
     Mutation(
         "unseen-errors-forgotten",
-        "calls/engine.py",
+        "calls/ending.py",
         "unseen = self._unseen_error()",
         "unseen = None",
         "The error of a Work is lost if the program never waits for it.",
     ),
     Mutation(
         "list-laid-on-itself",
-        "calls/compound.py",
+        "calls/runner.py",
         "            at += array.size\n",
         "            at += 0\n",
         "The arrays of a list are laid on top of each other.",
@@ -345,7 +345,7 @@ MUTATIONS = [
     ),
     Mutation(
         "given-up-but-still-coming",
-        "calls/engine.py",
+        "calls/executables.py",
         "while not self.withdraw() and time.monotonic() < end:",
         "while False:",
         "Messages are received into arrays that the caller already uses for something else.",

@@ -38,7 +38,7 @@ def storages_move_to_registered_memory() -> None:
     import ringreduce.torch
 
     group = dist.new_group()
-    arena, storages = group.comm._engine.arena, group.storages
+    arena, storages = group.comm._engine.executables.arena, group.storages
     free = arena.free_bytes
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         x = torch.empty(3, 40_001, dtype=dtype)
