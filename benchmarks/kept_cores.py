@@ -19,7 +19,7 @@ from contextlib import closing
 
 import ringreduce as rr
 from benchmarks.rows import environment, replace
-from ringreduce.cores import SHARED_CORES, cores
+from ringreduce.system.cores import SHARED_CORES, cores
 from ringreduce.train import strategies
 
 NAME = "kept_cores"

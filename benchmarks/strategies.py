@@ -41,7 +41,7 @@ import numpy as np
 import ringreduce as rr
 from benchmarks import rows
 from ringreduce.train.compare.__main__ import compare
-from ringreduce.train.compare.options import Request
+from ringreduce.train.compare.options import CompareOptions
 from ringreduce.train.compare.report import Row
 from ringreduce.train.configuration import Given
 from ringreduce.train.strategies import LocalSGD, Mirrored, ParameterServer, Strategy, to_plain
@@ -87,7 +87,7 @@ def compared(
     comm: rr.Communicator, strategies: list[Strategy], how: dict[str, Any], **values: Any
 ) -> dict[str, Row]:
     """Return the rows of a comparison, by name; `values` are settings.  Collective."""
-    request = Request(Given(values), tuple(strategies), ranks=comm.size - 1, **how)
+    request = CompareOptions(Given(values), tuple(strategies), ranks=comm.size - 1, **how)
     found = compare(comm, request)
     assert not any(row.error for row in found), [row.error for row in found]
     return {row.name: row for row in found}

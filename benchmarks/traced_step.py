@@ -25,7 +25,7 @@ from typing import Any
 
 import ringreduce as rr
 from benchmarks.rows import environment, replace
-from ringreduce.cores import cores
+from ringreduce.system.cores import cores
 
 NAME = "traced_step"
 KINDS = ("plain", "logged", "traced")

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ringreduce import pipeline, train
     from ringreduce.algorithms.register import register_algorithm
-    from ringreduce.bootstrap import init, spawn
     from ringreduce.calls.communicator import Communicator
+    from ringreduce.calls.exact import ExactSum
     from ringreduce.calls.queue import Work, wait_any
     from ringreduce.calls.shared_array import SharedArray
     from ringreduce.config import Config
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
         RingReduceError,
         ScheduleError,
     )
-    from ringreduce.exact import ExactSum
     from ringreduce.recovery.change import Change
     from ringreduce.recovery.elastic import elastic, is_elastic
     from ringreduce.recovery.state import State
-    from ringreduce.trace import span
+    from ringreduce.start.init import init
+    from ringreduce.start.spawn import spawn
+    from ringreduce.trace.recorder import span
 
 __all__ = [
     "Change",
@@ -73,16 +74,16 @@ _MODULES = {
     "Change": "recovery.change",
     "Communicator": "calls.communicator",
     "Config": "config",
-    "ExactSum": "exact",
+    "ExactSum": "calls.exact",
     "SharedArray": "calls.shared_array",
     "State": "recovery.state",
     "Work": "calls.queue",
     "elastic": "recovery.elastic",
-    "init": "bootstrap",
+    "init": "start.init",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",
-    "span": "trace",
-    "spawn": "bootstrap",
+    "span": "trace.recorder",
+    "spawn": "start.spawn",
     "wait_any": "calls.queue",
 }
 _PACKAGES = ("pipeline", "train")
@@ -102,7 +103,7 @@ def __getattr__(name: str) -> Any:
 def _hint(name: str) -> str:
     """Return the name here of what another library calls `name`; "" if that is unknown."""
     from ringreduce.calls.communicator import Communicator
-    from ringreduce.elsewhere import (
+    from ringreduce.calls.elsewhere import (
         ATTRIBUTES,
         METHODS_ELSEWHERE,
         NAMES_ELSEWHERE,

@@ -11,9 +11,8 @@ from threading import Lock
 from typing import Any, Self
 
 from ringreduce.errors import shown
-from ringreduce.place import RANK_VARIABLES
 from ringreduce.schedules.cost import Profile
-from ringreduce.trace import trace_file
+from ringreduce.system.place import RANK_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -237,6 +236,14 @@ def _transport(text: str) -> str:
 
 def _node_sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(","))
+
+
+def trace_file(text: str) -> Path:
+    """Return the path of a trace.  Raises ValueError for another suffix."""
+    path = Path(text).resolve()
+    if path.suffix not in (".json", ".svg", ".png"):
+        raise ValueError(f"--trace is {text!r}; wanted a name that ends in .json, .svg or .png")
+    return path
 
 
 _VARIABLES: dict[str, tuple[Callable[[str], Any], str]] = {

@@ -60,20 +60,19 @@ def under(name: str) -> set[str]:
 
 # --- the direction of imports ---------------------------------------------------------------------
 
-GROUND = {
-    *("checkpoint", "colours", "config", "cores", "elsewhere", "errors", "place", "prctl"),
-    "terminal",
-    *("processes", "topology", "trace", "unix_sockets"),
-}
-"""Modules of the first level that every package may import."""
+GROUND = {"config", "console", "errors", "system"}
+"""What every package may import."""
 SYMBOLIC = {"schedules", "algorithms"}
 BELOW_CALLS = {
     *("control", "devices", "messages", "planning", "point_to_point", "shm", "transports"),
 }
 MAY_IMPORT = {
+    "system": set(),
+    "console": set(),
     "schedules": set(),
     "algorithms": {"schedules"},
     "picture": {"schedules"},
+    "trace": {"picture"},
     "pipeline": {"picture", "schedules"},
     "planning": SYMBOLIC,
     "compiler": set(),
@@ -83,28 +82,25 @@ MAY_IMPORT = {
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
     "shm": {"compiler", "control", "devices", "planning", "transports"},
-    "point_to_point": {"compiler", "shm", "transports"},
-    "calls": {*BELOW_CALLS, *SYMBOLIC},
-    "bootstrap": {
-        *("calls", "devices", "launch", "process_exit", "rendezvous", "shm", "supervisor"),
-        "transports",
+    "point_to_point": {"compiler", "shm", "trace", "transports"},
+    "calls": {*BELOW_CALLS, *SYMBOLIC, "trace"},
+    "start": {
+        *("calls", "devices", "rendezvous", "shm", "supervisor", "trace", "transports"),
     },
-    "process_exit": {"calls", "launch"},
-    "supervisor": {"recovery"},
+    "supervisor": {"recovery", "trace"},
     "launch": {
-        *(*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "supervisor"),
-        "the public names",
+        *(*SYMBOLIC, "picture", "pipeline", "planning", "recovery", "start", "supervisor"),
+        *("trace", "the public names"),
     },
     "__main__": {"launch"},
-    "exact": {"calls", "devices"},
-    "recovery": {"bootstrap", "calls", "process_exit", "shm"},
+    "recovery": {"calls", "shm", "start"},
     "parallel": {"the public names"},
-    "train": {"the public names", "parallel", "picture"},
+    "train": {"the public names", "parallel", "picture", "recovery"},
     "bench": {
         *("the public names", "algorithms", "devices", "picture", "planning", "rendezvous"),
         "schedules",
     },
-    "torch": {"the public names", "calls", "process_exit"},
+    "torch": {"the public names", "calls", "start"},
 }
 """Which packages a package may import, besides itself and the ground."""
 LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}
@@ -148,14 +144,15 @@ def test_of_pipelines_their_pictures_alone_import_the_code_that_draws():
 
 
 def test_the_ground_imports_nothing_outside_it_but_the_cost_of_a_profile():
-    imported = {(m, n) for m in GROUND for n in _inner(imports()[f"ringreduce.{m}"])}
+    ground = (module for name in GROUND for module in under(name))
+    imported = {(module, name) for module in ground for name in _inner(imports()[module])}
     found = {(module, name) for module, name in imported if package_of(name) not in GROUND}
-    assert found == {("config", "ringreduce.schedules.cost")}
+    assert found == {("ringreduce.config", "ringreduce.schedules.cost")}
 
 
 def test_every_package_stands_in_the_table_and_says_what_it_is_for():
-    here = {package_of(module) for module in SOURCES} - GROUND - {""}
-    assert here == MAY_IMPORT.keys()
+    here = {package_of(module) for module in SOURCES} - {""}
+    assert here == MAY_IMPORT.keys() | GROUND
     for path in PACKAGE.glob("*/__init__.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
@@ -170,7 +167,8 @@ def test_trainers_use_public_names_alone():
         }
         assert ours <= {
             "ringreduce",
-            *(f"ringreduce.{name}" for name in ("checkpoint", "colours", "errors", "terminal")),
+            *(f"ringreduce.{name}" for name in ("console.colours", "console.terminal", "errors")),
+            "ringreduce.recovery.checkpoint",
         }, module
         assert set(_attributes_of("rr", TREES[module])) <= {*rr.__all__, "__version__"}, module
 
@@ -215,9 +213,11 @@ BENCH = {module.removeprefix("ringreduce.") for module in under("bench")}
 
 
 def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
-    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "bootstrap"}
+    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start.init"}
     top_level = [
-        n for n in TREES["ringreduce.bootstrap"].body if isinstance(n, (ast.Import, ast.ImportFrom))
+        n
+        for n in TREES["ringreduce.start.init"].body
+        if isinstance(n, (ast.Import, ast.ImportFrom))
     ]
     assert not any("mpi4py" in ast.unparse(node) for node in top_level)
 
@@ -266,10 +266,11 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     others = {name.split(".")[0] for names in imports().values() for name in names} - standard
     for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
     for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard", "jax"}
-    assert others <= for_the_kernels | for_programs
+    assert others <= for_the_kernels | for_programs | {"argcomplete"}
+    assert importers_of("argcomplete") == {"launch.completion"}
     for package in for_programs:
         importers = importers_of(package)
-        allowed = {"bench", "train", "picture", "checkpoint", "torch"}
+        allowed = {"bench", "train", "picture", "recovery", "torch"}
         assert {name.split(".")[0] for name in importers} <= allowed
 
 
@@ -328,6 +329,12 @@ def reads_of_the_environment(tree: ast.AST) -> list[str]:
     ]
 
 
+def mentions_of_proc(tree: ast.AST) -> list[str]:
+    """Return the strings that begin with a path in /proc."""
+    words = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+    return [w for w in words if isinstance(w, str) and f"{w}/".startswith("/proc/")]
+
+
 def work_at_import(tree: ast.Module) -> list[str]:
     """Statements at the top of a module that do more than define something."""
     allowed = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
@@ -373,18 +380,24 @@ def test_nothing_is_pickled_between_ranks():
 
 def test_the_environment_is_read_in_few_places():
     readers = {m.removeprefix("ringreduce.") for m in SOURCES if reads_of_the_environment(TREES[m])}
-    launch = {m.removeprefix("ringreduce.") for m in under("launch") | under("supervisor")}
-    # jit reads Numba's settings, terminal the kind of the terminal, colours NO_COLOR,
-    # cores a variable of its own, recovery.wire the launcher's address, recovery.elastic whether
-    # the job goes on after losses.
-    others = {"config", "cores", "compiler.jit", "colours", "terminal"}
+    of_jobs = under("launch") | under("start") | under("supervisor")
+    # jit reads Numba's settings, console the kind of the terminal and NO_COLOR,
+    # system.cores a variable of its own, recovery.wire the launcher's address, recovery.elastic
+    # whether the job goes on after losses.
+    others = {"config", "system.cores", "compiler.jit", "console.colours", "console.terminal"}
     # transports.mpi whether its MPI was started so that ranks can.
     others |= {"recovery.wire", "recovery.elastic", "transports.mpi"}
     # rendezvous what torchrun sets.
-    others |= {"rendezvous", "rendezvous.env", "place"}
+    others |= {"rendezvous", "rendezvous.env", "system.place"}
     # torch.registration whether programs that ask for Gloo get this backend.
     others |= {"torch.registration"}
-    assert readers <= {*others, *launch}
+    assert readers <= {*others, *(m.removeprefix("ringreduce.") for m in of_jobs)}
+
+
+def test_one_module_reads_proc():
+    assert [module for module in SOURCES if mentions_of_proc(TREES[module])] == [
+        "ringreduce.system.proc"
+    ]
 
 
 # --- and would be found ---------------------------------------------------------------------------
@@ -405,6 +418,7 @@ def test_the_environment_is_read_in_few_places():
         (pickling_calls, "self._data.allgather(x)"),
         (reads_of_the_environment, "x = os.environ.get('A')"),
         (reads_of_the_environment, "os.getenv('A')"),
+        (mentions_of_proc, "open(f'/proc/{process}/stat')"),
         (work_at_import, "print('hello')"),
         (work_at_import, "for i in range(3): x = i"),
         (module_state, "def f():\n    global x\n    x = 1"),

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce import checkpoint
-from ringreduce.checkpoint import Checkpoint, Folder
+from ringreduce.recovery import checkpoint
+from ringreduce.recovery.checkpoint import Checkpoint, Folder
 from ringreduce.recovery.slots import Slots
 from ringreduce.train.metrics import JsonLines
 

@@ -22,13 +22,13 @@ from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
 from ringreduce.bench.table import SizeRow, Table, digits
 from ringreduce.bench.world import MPI
+from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.errors import counted
 from ringreduce.picture import output
 from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import predict
 from ringreduce.schedules.cost import Profile
-from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 
 _BAR = 24
 _COLUMNS = 80

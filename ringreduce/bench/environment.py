@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import platform
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ringreduce import rendezvous
-from ringreduce.cores import cores
+from ringreduce.system.cores import cores
+from ringreduce.system.proc import cpu_name
 
 _LEVELS = ("single", "funneled", "serialized", "multiple")
 
@@ -22,7 +22,7 @@ def environment(command: str) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "command": command,
-        "cpu": _cpu(),
+        "cpu": cpu_name() or platform.processor(),
         "cores": cores(),
         **(_of_mpi() if HAS_MPI else _without_mpi()),
         "python": platform.python_version(),
@@ -49,10 +49,3 @@ def _without_mpi() -> dict[str, Any]:
     if rendezvous.default():
         size = rendezvous.find("env://", None, None, timeout_s=1.0).size
     return {"mpi": "none", "thread_level": "multiple", "ranks": size}
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

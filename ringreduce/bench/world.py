@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import ringreduce as rr
-from ringreduce import place, rendezvous
+from ringreduce import rendezvous
+from ringreduce.system import place
 
 
 class _NoMpi:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from ringreduce.calls.elsewhere import WIRES_ELSEWHERE
 from ringreduce.calls.ops import is_op_of_mpi, name_of_mpi_op, op_meant_by, op_name
 from ringreduce.calls.views import is_tensor, view_of
 from ringreduce.devices.cpu import address_of
-from ringreduce.elsewhere import WIRES_ELSEWHERE
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.errors import shown as in_short
 

@@ -44,7 +44,7 @@ from ringreduce.planning.select import (
 from ringreduce.schedules.collectives import COLLECTIVES, IN_PARTS
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.gpu_staging import piece_counts
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 
 _Kept = TypeVar("_Kept", Call, Fused)
 _P = ParamSpec("_P")

@@ -18,6 +18,7 @@ from ringreduce.calls.arguments import (
     shown,
 )
 from ringreduce.calls.arrays import as_array, gpu_of_name
+from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from ringreduce.calls.ending import Ending
 from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.persistent import Again, plan, planned_call
@@ -29,11 +30,10 @@ from ringreduce.config import Config, as_seconds
 from ringreduce.control.diagnostics import ranks_text
 from ringreduce.control.executable import LoggedMessage
 from ringreduce.devices.base import Device
-from ringreduce.elsewhere import METHODS_ELSEWHERE
 from ringreduce.errors import counted, did_you_mean, unknown
 from ringreduce.planning.select import Choice, choose
 from ringreduce.shm.segments import Segments, share_segments
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.base import Transport
 
 if TYPE_CHECKING:

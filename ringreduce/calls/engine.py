@@ -44,7 +44,7 @@ from ringreduce.point_to_point.road import Road
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.shm.fast_path import CompiledCall, FastPath
 from ringreduce.shm.segments import Segments
-from ringreduce.trace import ASYNC, CALL, MESSAGE, RECORDERS
+from ringreduce.trace.recorder import ASYNC, CALL, MESSAGE, RECORDERS
 from ringreduce.transports.base import Transport
 
 Body = Callable[[bytes], Polled]

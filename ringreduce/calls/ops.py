@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.calls.elsewhere import OPS_ELSEWHERE
 from ringreduce.devices.float16 import is_short
-from ringreduce.elsewhere import OPS_ELSEWHERE
 from ringreduce.errors import unknown
 
 _BITWISE = ("and", "or", "xor")

@@ -16,11 +16,11 @@ from ringreduce.calls.ops import check_movable
 from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
 from ringreduce.config import as_seconds
-from ringreduce.place import tell_survived
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation
 from ringreduce.point_to_point.road import DtypeAndShape
-from ringreduce.trace import RECORDERS, waiting
+from ringreduce.system.place import tell_survived
+from ringreduce.trace.recorder import RECORDERS, waiting
 
 _COMPILED = ("send", "recv", "probe")
 """The methods that may have a compiled entry."""

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ringreduce.calls.refusals import refusals_here, refuse_copy
 from ringreduce.config import as_seconds
-from ringreduce.trace import waiting
+from ringreduce.trace.recorder import waiting
 from ringreduce.transports.yielding import HEAD_START, LONGEST_SLEEP_S, Yielding
 
 Polled = Generator[bool, None, Any]

@@ -36,7 +36,7 @@ from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.shm.blocks import Blocks, share_blocks
 from ringreduce.shm.segments import Segments
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.base import Transport
 
 

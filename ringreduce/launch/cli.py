@@ -20,14 +20,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ringreduce
-from ringreduce.cores import shared_cores
+from ringreduce.config import trace_file
+from ringreduce.console.terminal import print_error, replace_unencodable
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import elastic_options
 from ringreduce.supervisor.launcher import Hosts, Job
 from ringreduce.supervisor.mpiexec import LaunchError, NoMpiError
 from ringreduce.supervisor.supervisor import run
-from ringreduce.terminal import print_error, replace_unencodable
-from ringreduce.trace import TRACE, trace_file
+from ringreduce.system.cores import shared_cores
+from ringreduce.trace.recorder import TRACE
 
 if TYPE_CHECKING:
     from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
@@ -60,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     replace_unencodable()
     parser, commands = parsers()
+    if "_ARGCOMPLETE" in os.environ:  # the script of `ringreduce completion` asks
+        from ringreduce.launch.completion import complete
+
+        complete(parser, commands, options_module)
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["train"] and _asks_for_table(words):
         from ringreduce.train.strategies import table
@@ -82,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "explain":
         return _explain(command, options)
     if options.command == "scale":
-        from ringreduce.launch.sections import wrapped
+        from ringreduce.console.sections import wrapped
         from ringreduce.supervisor import commands as running
 
         if options.job is not None:
@@ -95,12 +100,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "completion":
         from ringreduce.launch.completion import script
 
-        print(script(options.shell, commands, options_module), end="")
+        print(script(options.shell), end="")
         return 0
     try:
         job, rules = _job(options, rest), elastic_options.rules_of(command, options)
         if job.trace is not None:
-            from ringreduce.launch import traces
+            from ringreduce.trace import traces
 
             traces.prepare(job.trace)
         if rules is not None and job.without_mpi:
@@ -198,7 +203,7 @@ def options_module(command: str) -> ModuleType | None:
 def _job(options: argparse.Namespace, rest: Sequence[str]) -> Job:
     module = options_module(options.command)
     if module is not None:
-        from ringreduce.checkpoint import interrupted_text
+        from ringreduce.recovery.checkpoint import interrupted_text
 
         # Here a wrong option is reported once, and not by every rank.
         given = module.read(rest, f"ringreduce {options.command}")

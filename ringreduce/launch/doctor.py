@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from ringreduce.colours import Colours
-from ringreduce.cores import quota, usable
+from ringreduce.console.colours import Colours
+from ringreduce.console.sections import wrapped
 from ringreduce.errors import counted
 from ringreduce.launch.probe import ProbeResult, answer_of, ask, command
-from ringreduce.launch.sections import wrapped
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.cleanup import SHARED_MEMORY, abandoned_files, remove_abandoned_files
 from ringreduce.supervisor.launcher import Job, job_environment, prepared
@@ -36,6 +35,8 @@ from ringreduce.supervisor.mpiexec import (
     identify,
     installed_wheels,
 )
+from ringreduce.system.cores import quota, usable
+from ringreduce.system.proc import has_nvidia_driver, memory_bytes, ptrace_scope
 
 _SMALL_SHM_BYTES = 64 << 20
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -124,8 +125,7 @@ def machine() -> Iterable[Finding]:
     if limit < bound:
         advice = f"ranks that spin lose their time slices; start at most {usable()}"
     yield Finding("cores", f"{bound} of {os.cpu_count()}{limited}", advice)
-    memory = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(memory[key].split()[0]) << 10 for key in ("MemTotal", "MemAvailable"))
+    total, available = memory_bytes()
     yield Finding("memory", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
 
 
@@ -277,7 +277,7 @@ def _single_copy_advice(error: str) -> str:
     if not error:
         return ""
     with contextlib.suppress(OSError, ValueError):
-        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+        scope = ptrace_scope()
         if scope > 1:  # with 1 ranks can allow it to each other
             return f"ptrace_scope is {scope}; as root: sysctl kernel.yama.ptrace_scope=0"
     return "seccomp forbids it; in a container: docker run --cap-add=SYS_PTRACE"
@@ -349,7 +349,7 @@ def _short_floats() -> Finding:
 def gpu() -> Iterable[Finding]:
     """CuPy and the GPUs that it sees.  Neither is required."""
     answer = ask("gpus")
-    driver = Path("/proc/driver/nvidia/version").exists()
+    driver = has_nvidia_driver()
     if answer.lines:
         found = answer.lines[0]
         yield Finding("CuPy", f"{found['version']}, CUDA {found['cuda']}")

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringreduce.console.terminal import print_error
 from ringreduce.supervisor.discovery import Discovery
 from ringreduce.supervisor.events import EventFile
 from ringreduce.supervisor.launcher import Job
 from ringreduce.supervisor.membership import Rules
-from ringreduce.terminal import print_error
 
 if TYPE_CHECKING:  # only jobs that go on after losses need it, and NumPy
     from ringreduce.supervisor.held import HeldFiles

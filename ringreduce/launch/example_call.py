@@ -11,7 +11,6 @@ import numpy as np
 
 from ringreduce.algorithms import ALGORITHMS, build
 from ringreduce.config import Config, Environment, Memory
-from ringreduce.cores import usable
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch.probe import ask
 from ringreduce.pipeline.definition import PipelineSchedule
@@ -20,7 +19,8 @@ from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
 from ringreduce.schedules.collectives import IN_PARTS
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.topology import Nodes, parse_nodes
+from ringreduce.system.cores import usable
+from ringreduce.system.topology import Nodes, parse_nodes
 
 
 class VariableError(Exception):

@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
+from ringreduce.console.sections import columns, print_section, table, wrapped
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch import explain_pipeline
 from ringreduce.launch.example_call import Case, ExplainRequest, PipelineRequest, VariableError
-from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.drawing import nodes_text
 from ringreduce.planning.select import priced_bytes, slices_in_flight

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
+from ringreduce.console.sections import columns, print_section, table, wrapped
 from ringreduce.errors import ScheduleError, counted
 from ringreduce.launch.example_call import PipelineRequest
-from ringreduce.launch.sections import columns, print_section, table, wrapped
 from ringreduce.picture import output
 from ringreduce.pipeline.actions import held_after
 from ringreduce.pipeline.definition import PipelineSchedule

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ringreduce.prctl import allow_reads
 from ringreduce.supervisor.mpiexec import answered
+from ringreduce.system.prctl import allow_reads
 
 _SEGMENT_BYTES = 2 << 20
 _SECRET = b"ringreduce single copy probe"

@@ -20,11 +20,11 @@ import time
 from functools import partial
 from typing import IO
 
-from ringreduce.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, SURVIVED, port_of
-from ringreduce.prctl import die_with_parent
 from ringreduce.supervisor.banner import DRAIN_S
 from ringreduce.supervisor.launcher import exit_code
 from ringreduce.supervisor.signals import ENDING, GRACE_S, Signals, heed_again
+from ringreduce.system.place import HYDRA, OPEN_MPI, RANK_VARIABLES, SET_BY, SRUN, SURVIVED, port_of
+from ringreduce.system.prctl import die_with_parent
 
 _OF_MPIS = {"PMI_FD", *RANK_VARIABLES, *HYDRA, *OPEN_MPI, *SRUN}
 """Variables of a launcher in whose job this one runs: no rank may take itself for one of that."""

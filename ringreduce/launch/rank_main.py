@@ -21,12 +21,12 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from io import TextIOWrapper
 from types import TracebackType
 
-from ringreduce import cores, place
 from ringreduce.errors import AllRanksEnd, MismatchError, PeerLostError
-from ringreduce.launch.job import end_job, exit_code_of, install
-from ringreduce.place import MPIS, RANK_VARIABLES, mpi_rank
-from ringreduce.prctl import die_with_parent
 from ringreduce.recovery.wire import EXPECTED_SIZE, MORE_WORDS, Connection, to_launcher
+from ringreduce.start.job import end_job, exit_code_of, install
+from ringreduce.system import cores, place
+from ringreduce.system.place import MPIS, RANK_VARIABLES, mpi_rank
+from ringreduce.system.prctl import die_with_parent
 
 _LONGEST = 512
 """Characters of the longest report."""

@@ -11,7 +11,7 @@ from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.cost import price
 from ringreduce.schedules.schedule import Schedule
-from ringreduce.topology import Nodes
+from ringreduce.system.topology import Nodes
 
 STAGED_BYTES = 4 << 20
 """The longest slice that is copied in and out of shared memory, in bytes."""

@@ -13,12 +13,12 @@ import numpy as np
 
 from ringreduce.compiler.records import address_of, array_address, offset_of, size_of
 from ringreduce.point_to_point.road import OPEN, Answered, Arrival, DtypeAndShape, PeerState, Road
-from ringreduce.processes import start_of
 from ringreduce.shm import functions, mailbox
 from ringreduce.shm.layout import SEGMENT_BYTES, WORD
 from ringreduce.shm.mail_entry import ENTRY_WORDS, KNOWN_WORDS, WAYS, MailEntry
 from ringreduce.shm.mailbox import Answer, Counts, MailboxPair, Offer, RankState
 from ringreduce.shm.segments import Segments
+from ringreduce.system.proc import start_of
 
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (20_000, 2), (20, 4)
 """(polls, further polls after a yield of the core each) until a function returns to Python.

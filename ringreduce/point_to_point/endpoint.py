@@ -38,7 +38,7 @@ from ringreduce.errors import (
 from ringreduce.point_to_point.operations import ANY, Operation, Pair
 from ringreduce.point_to_point.road import CLOSED, CLOSING, DRAINED, OPEN, Answered, Arrival, Road
 from ringreduce.shm.mailbox import DIFFERENT, REFUSED, TAKEN
-from ringreduce.trace import MESSAGE, RECORDERS
+from ringreduce.trace.recorder import MESSAGE, RECORDERS
 from ringreduce.transports.base import ABANDONED
 from ringreduce.transports.yielding import HEAD_START, WaitClock, Yielding
 

@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringreduce.bootstrap import init
 from ringreduce.calls.communicator import Communicator
 from ringreduce.errors import PeerLostError, PeerTimeoutError, shown
-from ringreduce.process_exit import skip_finalize
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.saving import RegularSaver, Saving
 from ringreduce.recovery.slots import Slots
 from ringreduce.recovery.state import State
 from ringreduce.recovery.wire import ELASTIC, Connection, WireMessage, to_launcher
+from ringreduce.start.init import init
+from ringreduce.start.process_exit import skip_finalize
 
 Result = TypeVar("Result")
 _calls = count(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, Writer
+from ringreduce.recovery.checkpoint import Checkpoint, CheckpointError, Folder, Writer
 from ringreduce.recovery.slots import Slots
 
 _CALL = "call"

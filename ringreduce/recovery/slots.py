@@ -25,7 +25,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
-from ringreduce.shm.memory_files import allocate, map_file, new_file
+from ringreduce.system.memory_files import allocate, map_file, new_file
 
 _MAGIC = b"ringreduce slots"
 _FORMAT = 1

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringreduce.calls.refusals import refusals_here, refuse_copy
-from ringreduce.checkpoint import RESERVED
+from ringreduce.console.terminal import print_error
 from ringreduce.errors import shown
 from ringreduce.recovery.change import OF_A_RESIZE, Change
+from ringreduce.recovery.checkpoint import RESERVED
 from ringreduce.recovery.saving import Saving
 from ringreduce.recovery.slots import Slots, is_storable
-from ringreduce.terminal import print_error
 
 _MOST_BYTES = 1 << 15
 """Bytes of the longest facts, as JSON."""

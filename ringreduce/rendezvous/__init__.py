@@ -12,12 +12,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ringreduce import place
-from ringreduce.place import RANK_VARIABLES
 from ringreduce.rendezvous.definition import Rendezvous
 from ringreduce.rendezvous.env import of_environment
 from ringreduce.rendezvous.files import of_file
 from ringreduce.rendezvous.stores import is_store, of_store
+from ringreduce.system import place
+from ringreduce.system.place import RANK_VARIABLES
 
 _FORMS = "'env://', 'file://PATH', a store of torch.distributed, or a function"
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from ringreduce import place
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.rendezvous.definition import Rendezvous
+from ringreduce.system import place
+from ringreduce.system.unix_sockets import BACKLOG, LONGEST_WAIT_S, connect, peer_process
 from ringreduce.transports.base import not_assembled
-from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, connect, peer_process
 
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _OF_THE_JOB = (

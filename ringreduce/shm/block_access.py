@@ -15,7 +15,7 @@ To read a block a rank holds the lock while it copies the block.  A rank holds o
 so ranks never wait for each other in a circle.
 
 **A rank that dies.**  A rank that waits for a lock finds the holder in the lock's word.  If the
-process of the holder has ended (`ringreduce.processes`), the waiting rank takes the lock over
+process of the holder has ended (`ringreduce.system.proc`), the waiting rank takes the lock over
 (`take_over`).  The word says what there is to do:
 
 - `held(h)`: rank h was before step 3, or was reading.  The block is unchanged: it has nothing of

@@ -9,11 +9,10 @@ import errno
 import mmap
 import os
 import secrets
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from ringreduce.devices import compiled
 from ringreduce.devices.cpu import CpuDevice
 from ringreduce.devices.cpu import address_of as array_address
 from ringreduce.errors import PeerTimeoutError, numbered
-from ringreduce.processes import start_of
 from ringreduce.shm import functions
 from ringreduce.shm.block_access import (
     ADD,
@@ -44,10 +42,15 @@ from ringreduce.shm.block_access import (
     size_of_block,
 )
 from ringreduce.shm.layout import WORD
-from ringreduce.shm.memory_files import TOKEN_BYTES, allocate, map_file_of, new_file
-
-Collect = Callable[[bytes], bytes]
-"""Returns the bytes that the ranks pass, in rank order; all pass the same length.  Collective."""
+from ringreduce.system.memory_files import (
+    TOKEN_BYTES,
+    Collect,
+    RankFile,
+    allocate,
+    map_file_of,
+    new_file,
+)
+from ringreduce.system.proc import start_of
 
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 4), (100, 4)
 """(polls of a lock, further polls after a yield of the core each) until Python waits.
@@ -58,9 +61,6 @@ _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 5e-5, 1e-3
 _CHECK_S = 0.02
 """Seconds that a rank waits for a lock before it looks whether the holder has ended.  To look takes
 50 us."""
-_PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")
-"""Process of a rank, start of the process; of the owner also the number of an error, or 0, the
-descriptor of the file, and the token of the file."""
 
 
 class _Process(NamedTuple):
@@ -149,13 +149,14 @@ def _map_together(
 ) -> tuple[Any, list[_Process]]:
     """Map a file of `nbytes` zeros of rank `owner`; return its bytes, and the ranks' processes."""
     token = secrets.token_bytes(TOKEN_BYTES)
-    error, file = _new_file(nbytes, token) if rank == owner else (0, -1)
+    file = _new_file(nbytes, token) if rank == owner else -1
     try:
-        place = _PLACE.pack(os.getpid(), start_of(os.getpid()) or 0, error, file, token)
-        places = [*_PLACE.iter_unpack(collect(place))]
-        process, _, error, theirs, text = places[owner]
-        memory: Any = None if error else map_file_of(process, theirs, nbytes, text)
-        in_sight = all(start_of(each) == start for each, start, *_ in places)
+        length = nbytes if file >= 0 else 0
+        place = RankFile(os.getpid(), file, length, start_of(os.getpid()) or 0, token)
+        places = place.exchange(collect)
+        error = max(-places[owner].file, 0)
+        memory: Any = None if error else map_file_of(places[owner])
+        in_sight = all(start_of(each.process) == each.fact for each in places)
         mapped = collect(bytes((memory is not None and in_sight,)))
     finally:
         if file >= 0:
@@ -171,11 +172,14 @@ def _map_together(
     if rank == owner:
         memory[:TOKEN_BYTES] = 0  # every rank has read the token
     collect(b"\0")
-    return memory, [_Process(each, start) for each, start, *_ in places]
+    return memory, [_Process(each.process, each.fact) for each in places]
 
 
-def _new_file(nbytes: int, token: bytes) -> tuple[int, int]:
-    """Make a file with pages for `nbytes`; return (0, its descriptor) or (error number, -1)."""
+def _new_file(nbytes: int, token: bytes) -> int:
+    """Make a file with pages for `nbytes`, zeros but for the token.
+
+    Returns its descriptor, or the number of the error, below 0.
+    """
     file = new_file()
     try:
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -184,8 +188,8 @@ def _new_file(nbytes: int, token: bytes) -> tuple[int, int]:
         os.pwrite(file, token, 0)
     except OSError as failure:
         os.close(file)
-        return failure.errno or errno.ENOMEM, -1
-    return 0, file
+        return -(failure.errno or errno.ENOMEM)
+    return file
 
 
 # --- using them -----------------------------------------------------------------------------------

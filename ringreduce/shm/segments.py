@@ -1,6 +1,6 @@
 """Segments: memory that each rank of a host owns and all ranks of the host map.
 
-Every rank makes a memory file (`shm.memory_files`) and maps it, and the other ranks map it too.
+Every rank makes a memory file (`system.memory_files`) and maps it, and the other ranks map it too.
 Where memory files are forbidden, the transport allocates the segments: threads use memory of their
 process, MPI uses a shared window.
 """
@@ -12,25 +12,28 @@ import ctypes
 import mmap
 import os
 import secrets
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ringreduce.compiler import jit
 from ringreduce.config import COMPILING, DEFAULT_TIMEOUT_S
-from ringreduce.prctl import allow_reads
 from ringreduce.shm.functions import compiles, is_available
 from ringreduce.shm.layout import RING_OFFSET, SEGMENT_BYTES, WORD
 from ringreduce.shm.mailbox import mail_bytes
-from ringreduce.shm.memory_files import TOKEN_BYTES, map_file, map_file_of, new_file
+from ringreduce.system.memory_files import (
+    TOKEN_BYTES,
+    Collect,
+    RankFile,
+    map_file,
+    map_file_of,
+    new_file,
+)
+from ringreduce.system.prctl import allow_reads
 from ringreduce.transports.base import Transport
 
-_PLACE = struct.Struct(f"<qqqq{TOKEN_BYTES}s")
-"""Process, file descriptor, bytes of the file, address of the token in the process, and the token,
-by which a rank recognises another rank's file and memory."""
 _COMPILES = 2
 """Passed by a rank that may be about to compile, in place of whether it has compiled functions."""
 _NOTHING, _SHARES, _READS, _WRITES = (bytes((access,)) for access in range(4))
@@ -115,7 +118,7 @@ def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None
     return Segments(segments, transport.rank, mine.size, processes, *[transport.one_process] * 3)
 
 
-def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segments | None:
+def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
     """Map a segment of every rank from a memory file of that rank.  Collective.
 
     A segment has `nbytes` bytes, at least 16, and an arena as long as the machine's memory, if
@@ -130,16 +133,15 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
     file, mine = _made(nbytes, token)
     try:
         length, mark = (0, -1) if file is None else (mine.size, file)
-        place = _PLACE.pack(os.getpid(), mark, length, here.ctypes.data, token)
-        places = list(_PLACE.iter_unpack(collect(place)))
-        segments = [
-            map_file_of(process, theirs, size, text) for process, theirs, size, _, text in places
-        ]
+        # Each rank recognises the memory of another one by the token at this address.
+        place = RankFile(os.getpid(), mark, length, here.ctypes.data, token)
+        places = place.exchange(collect)
+        segments = list(map(map_file_of, places))
         maps_all = not any(segment is None for segment in (mine, *segments))
 
         def access() -> bytes:
-            reads = maps_all and all(_reads(place[0], *place[3:]) for place in places)
-            if reads and all(_writes(place[0], *place[3:]) for place in places):
+            reads = maps_all and all(map(_reads, places))
+            if reads and all(map(_writes, places)):
                 return _WRITES
             return _READS if reads else _SHARES if maps_all else _NOTHING
 
@@ -162,10 +164,11 @@ def map_files(nbytes: int, collect: Callable[[bytes], bytes], rank: int) -> Segm
     if writes and nbytes >= RING_OFFSET + _TRIALS * _TRIAL_BYTES:
         here[2 * TOKEN_BYTES :] = mine[RING_OFFSET:][: _TRIALS * _TRIAL_BYTES] = 1
         collect(_SHARES)
-        process, _, _, address, _ = places[(rank + 1) % len(places)]
-        mapped = segments[(rank + 1) % len(places)][RING_OFFSET:]
-        quick = 0 not in collect(bytes((_is_quick(process, address + 2 * TOKEN_BYTES, mapped),)))
-    processes = [place[0] for place in places]
+        peer = (rank + 1) % len(places)
+        process, address = places[peer].process, places[peer].fact + 2 * TOKEN_BYTES
+        mapped = segments[peer][RING_OFFSET:]
+        quick = 0 not in collect(bytes((_is_quick(process, address, mapped),)))
+    processes = [place.process for place in places]
     return Segments(segments, rank, nbytes, processes, single_copy, writes, quick)
 
 
@@ -193,16 +196,17 @@ def _arena_bytes() -> int:
     return pages // mmap.PAGESIZE * mmap.PAGESIZE
 
 
-def _reads(process: int, address: int, token: bytes) -> bool:
-    """Return whether the kernel and the container let this process read the token of `process`."""
+def _reads(place: RankFile) -> bool:
+    """Return whether the kernel and the container let this process read the token of a rank."""
     read = np.empty(TOKEN_BYTES, np.uint8)
-    return _moves("process_vm_readv", process, address, read) and read.tobytes() == token
+    reads = _moves("process_vm_readv", place.process, place.fact, read)
+    return reads and read.tobytes() == place.token
 
 
-def _writes(process: int, address: int, token: bytes) -> bool:
-    """Write the token of `process` behind the one at `address`; return whether that is allowed."""
-    source = np.frombuffer(token, np.uint8)
-    return _moves("process_vm_writev", process, address + TOKEN_BYTES, source)
+def _writes(place: RankFile) -> bool:
+    """Write the token of a rank behind the one in its memory; return whether that is allowed."""
+    source = np.frombuffer(place.token, np.uint8)
+    return _moves("process_vm_writev", place.process, place.fact + TOKEN_BYTES, source)
 
 
 def _moves(function: str, process: int, address: int, array: Any) -> bool:

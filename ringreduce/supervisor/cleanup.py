@@ -24,14 +24,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ringreduce.processes import name_of
-from ringreduce.terminal import print_error
+from ringreduce.console.terminal import print_error
+from ringreduce.system.proc import file_names_of, name_of, running
 
 SHARED_MEMORY = Path("/dev/shm")
 HYDRA_FILES = Path("/tmp")
 """Where MPICH's process manager, hydra, writes a description of the machine for its ranks."""
 
-_PROCESSES = Path("/proc")
 _SHARED_MEMORY_NAME = re.compile(
     r"mpich_shm_[0-9a-f]+_\d+"  # MPICH
     r"|ucx_shm_posix_[0-9a-f]+"  # MPICH, with UCX
@@ -136,22 +135,13 @@ def _names_in_use() -> set[str]:
 
     Some processes cannot be inspected.  `_lease` asks the kernel, which knows of them too.
     """
-    names: set[str] = set()
-    for process in _PROCESSES.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            maps = os.fsdecode((process / "maps").read_bytes())
-            names.update(re.findall(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE))
-        with contextlib.suppress(OSError):
-            for link in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    names.add(os.path.basename(os.readlink(link)).removesuffix(" (deleted)"))
-    return names
+    return {name for process in running() for name in file_names_of(process)}
 
 
 def _hydra_runs() -> bool:
-    for process in _PROCESSES.glob("[0-9]*"):
+    for process in running():
         with contextlib.suppress(OSError):
-            if name_of(int(process.name)).startswith(_HYDRA_PROCESSES):
+            if name_of(process).startswith(_HYDRA_PROCESSES):
                 return True
     return False
 

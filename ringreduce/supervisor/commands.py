@@ -11,11 +11,11 @@ import os
 import sys
 
 from ringreduce.errors import counted
-from ringreduce.processes import command_of
 from ringreduce.recovery.change import Change
 from ringreduce.recovery.wire import Connection, WireError, connected
 from ringreduce.supervisor import socket_folder
 from ringreduce.supervisor.ranks import Rank, Ranks, Said
+from ringreduce.system.proc import command_of
 
 
 class Commands:

@@ -17,8 +17,9 @@ from ringreduce.recovery.wire import WireMessage
 from ringreduce.supervisor.cleanup import clean_up_job
 from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.launcher import start_mpiexec
-from ringreduce.supervisor.ranks import ENDING_S, Rank, is_exiting
+from ringreduce.supervisor.ranks import ENDING_S, Rank
 from ringreduce.supervisor.signals import GRACE_S
+from ringreduce.system.proc import is_exiting
 
 _CONNECTING_S = 30.0
 """Seconds from the first rank that connects to the last; an MPI may not notice that one is gone."""

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringreduce.cores import SHARED_CORES, usable
+from ringreduce.console.terminal import RELAYED_BY
 from ringreduce.errors import counted
-from ringreduce.place import port_of, without
-from ringreduce.prctl import die_with_parent
 from ringreduce.recovery.wire import ADDRESS, ELASTIC, EXPECTED_SIZE, MORE_WORDS, TOKEN
 from ringreduce.supervisor.banner import MpiexecWithoutBanner
 from ringreduce.supervisor.cleanup import remove_stale_session_directory
 from ringreduce.supervisor.mpiexec import Flavour, LaunchError, Mpiexec, NoMpiError, find_mpiexec
 from ringreduce.supervisor.signals import heed_again
-from ringreduce.terminal import RELAYED_BY
-from ringreduce.trace import TRACE
+from ringreduce.system.cores import SHARED_CORES, usable
+from ringreduce.system.place import port_of, without
+from ringreduce.system.prctl import die_with_parent
+from ringreduce.trace.recorder import TRACE
 
 _THREAD_COUNTS = (
     "OMP_NUM_THREADS",
@@ -216,7 +216,7 @@ def _pieces(job: Job) -> list[str]:
 
 def _open_mpi_options(job: Job, given: Mapping[str, str], added: Iterable[str]) -> list[str]:
     # Ranks are not bound where each has a core: all threads of a rank would share one, the progress
-    # thread too.  Ranks that share cores bind themselves, see `ringreduce.cores`.
+    # thread too.  Ranks that share cores bind themselves, see `ringreduce.system.cores`.
     options = ["--bind-to", "none"]
     if job.goes_on:
         options += ["--with-ft", "ulfm"]

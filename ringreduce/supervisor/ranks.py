@@ -12,29 +12,19 @@ late, is the order of the ends.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
 import socket
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ringreduce.processes import FLAGS, stat_of
 from ringreduce.recovery.wire import Connection, WireError, WireMessage
-from ringreduce.unix_sockets import peer_process
+from ringreduce.system.proc import is_exiting, status_of
+from ringreduce.system.unix_sockets import peer_process
 
-_PROCESS_INFO = struct.Struct("Q52xi")
-"""``struct pidfd_info`` of Linux: the mask of fields asked for and returned; the exit status."""
-_WITH_STATUS = 1 << 3
-"""``PIDFD_INFO_EXIT`` in the mask."""
 ENDING_S = 1.0
 """Seconds to wait for the end of a process that has closed its files."""
-_EXITING = 0x4
-"""``PF_EXITING`` in a process's flags."""
-_GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
-"""The ioctl ``PIDFD_GET_INFO``."""
 
 
 @dataclass(eq=False)
@@ -213,32 +203,7 @@ class Ranks:
         return Said(rank, message)
 
 
-def is_exiting(pid: int) -> bool:
-    """Whether a process ends already, though it may not be gone yet."""
-    try:
-        return bool(int(stat_of(pid)[FLAGS]) & _EXITING)
-    except OSError:
-        return True
-
-
 def _is_ready(descriptor: int, within_s: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
-
-
-def status_of(pid: int, descriptor: int) -> int | None:
-    """Return the status of a process that has ended, with pidfd `descriptor`; None if unknown.
-
-    A process that its parent has reaped is not in /proc; Linux 6.15 and later return its status
-    by pidfd.
-    """
-    with contextlib.suppress(OSError):
-        return int(stat_of(pid)[-1])
-    info = bytearray(_PROCESS_INFO.size)
-    _PROCESS_INFO.pack_into(info, 0, _WITH_STATUS, 0)
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(descriptor, _GET_PROCESS_INFO, info)
-        mask, status = _PROCESS_INFO.unpack(info)
-        return int(status) if mask & _WITH_STATUS else None
-    return None

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 
-from ringreduce.prctl import signal_descriptor
+from ringreduce.system.prctl import signal_descriptor
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end a job."""

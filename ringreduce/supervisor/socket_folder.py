@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ringreduce.recovery import wire
+from ringreduce.system.proc import start_of
 
 
 def folder() -> Path:
@@ -53,7 +54,7 @@ def prepare(launcher: int) -> None:
     """Remove the files of this process id, and of launchers that are gone, as after SIGKILL."""
     for path in folder().glob("*.*"):
         with contextlib.suppress(ValueError, OSError):
-            if int(path.stem) == launcher or not Path(f"/proc/{int(path.stem)}").exists():
+            if int(path.stem) == launcher or start_of(int(path.stem)) is None:
                 path.unlink()
 
 

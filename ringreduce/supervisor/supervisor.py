@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from ringreduce.place import is_here
+from ringreduce.console.terminal import print_error
 from ringreduce.recovery.wire import bound
 from ringreduce.supervisor.cleanup import DYING_S
 from ringreduce.supervisor.ends import end_of
@@ -26,7 +26,7 @@ from ringreduce.supervisor.membership import Decision, Next
 from ringreduce.supervisor.mpiexec import Mpiexec
 from ringreduce.supervisor.ranks import Gone, Ranks, Said
 from ringreduce.supervisor.signals import ENDING, GRACE_S, PASSED_ON, Signals
-from ringreduce.terminal import print_error
+from ringreduce.system.place import is_here
 
 # MPICH's mpiexec does not clean up on SIGHUP, nor Open MPI's on SIGQUIT.
 _PASSED_AS = {signal.SIGHUP: signal.SIGTERM, signal.SIGQUIT: signal.SIGTERM}

@@ -15,9 +15,9 @@ from torch.distributed import distributed_c10d as c10d
 
 import ringreduce as rr
 from ringreduce.calls import compound
-from ringreduce.cores import cores
 from ringreduce.errors import counted
-from ringreduce.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
+from ringreduce.start.process_exit import ENDING_S, end_at_exit_by, forget, is_forgettable
+from ringreduce.system.cores import cores
 from ringreduce.torch.attributes import NamedGroup
 from ringreduce.torch.calling import collective
 from ringreduce.torch.functional import register_kernels

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from ringreduce.place import fill
+from ringreduce.system.place import fill
 
 NAME = "ringreduce"
 _FRAMES = 5

@@ -13,7 +13,12 @@ from functools import partial
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.checkpoint import (
+from ringreduce.console.terminal import print_error, replace_unencodable
+from ringreduce.errors import AllRanksEnd, counted
+from ringreduce.parallel.consensus import REFUSED, from_rank_0, nothing, said, together
+from ringreduce.parallel.over_ranks import DriftError
+from ringreduce.picture import output
+from ringreduce.recovery.checkpoint import (
     Checkpoint,
     CheckpointError,
     Folder,
@@ -21,11 +26,6 @@ from ringreduce.checkpoint import (
     Writer,
     interrupted_text,
 )
-from ringreduce.errors import AllRanksEnd, counted
-from ringreduce.parallel.consensus import REFUSED, from_rank_0, nothing, said, together
-from ringreduce.parallel.over_ranks import DriftError
-from ringreduce.picture import output
-from ringreduce.terminal import print_error, replace_unencodable
 from ringreduce.train import inputs, plot
 from ringreduce.train.configuration import Given, check_elastic_run, from_plain, read
 from ringreduce.train.loop import Trainer

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringreduce.checkpoint import _FAILURES
+from ringreduce.recovery.checkpoint import _FAILURES
 from ringreduce.train.results import Epoch, Step, Watcher
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import ringreduce as rr
+from ringreduce.console.terminal import LiveLine
 from ringreduce.errors import counted
-from ringreduce.terminal import LiveLine
 from ringreduce.train import data, mlp
 from ringreduce.train.configuration import to_toml
 from ringreduce.train.results import Epoch, Result, Step

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
-from pathlib import Path
 
-from ringreduce import unix_sockets
-from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError, counted
-from ringreduce.place import mpi_rank
+from ringreduce.system import unix_sockets
+from ringreduce.system.cores import allowed
+from ringreduce.system.place import mpi_rank
+from ringreduce.system.proc import network
+from ringreduce.system.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
 from ringreduce.transports.base import not_assembled
-from ringreduce.unix_sockets import BACKLOG, LONGEST_WAIT_S, peer_process
 
 Collect = Callable[[bytes], Sequence[bytes]]
 """Passes this rank's bytes, of any length, and returns those of all ranks, in rank order."""
@@ -104,7 +104,7 @@ def connect(
     """
     with socket.socket(socket.AF_UNIX) as listening:
         key = secrets.token_hex(_KEY_BYTES)
-        mine = _Entry(key, socket.gethostname(), _machine(), _cores(), allowed(), mpi_rank())
+        mine = _Entry(key, socket.gethostname(), network(), _cores(), allowed(), mpi_rank())
         listening.bind(mine.address)
         listening.listen(BACKLOG)
         packed = mine.pack()
@@ -287,15 +287,6 @@ def _secret(entries: Sequence[bytes]) -> bytes:
     for entry in entries:
         secret.update(len(entry).to_bytes(8, "little") + entry)
     return secret.digest()
-
-
-def _machine() -> str:
-    """Return a text that is equal exactly on processes that can connect by abstract addresses."""
-    try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{machine} {os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 def _cores() -> list[int]:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from ringreduce.cores import allowed
 from ringreduce.errors import PeerLostError, PeerTimeoutError
+from ringreduce.system.cores import allowed
 from ringreduce.transports.base import Transport, lost, not_assembled
 from ringreduce.transports.yielding import YIELDS, Yielding
 

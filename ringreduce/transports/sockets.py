@@ -6,12 +6,12 @@ that its rank is lost.
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ringreduce.system.memory_files import map_file, new_file
 from ringreduce.transports.base import Transport, lost, not_assembled
 from ringreduce.transports.mesh import SocketMesh, connect
 from ringreduce.transports.streams import Events, FrameReceive, FrameSend, FrameStream, FrameType
@@ -142,7 +142,7 @@ class SocketTransport(Transport):
             root = self._streams[0]
             self._wait_for(lambda: [] if root.memory else [0], self._timeout_s)
             descriptor = root.memory.popleft()
-        whole = memoryview(mmap.mmap(descriptor, nbytes * self.size))
+        whole = memoryview(map_file(descriptor, nbytes * self.size))
         os.close(descriptor)
         return [whole[rank * nbytes : (rank + 1) * nbytes] for rank in range(self.size)]
 
@@ -234,7 +234,7 @@ class SocketChannel:
 
 def _new_file(nbytes: int) -> int | None:
     try:
-        descriptor = os.memfd_create("ringreduce")
+        descriptor = new_file()
     except (AttributeError, OSError):
         return None
     os.ftruncate(descriptor, nbytes)

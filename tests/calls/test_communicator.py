@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.elsewhere import METHODS_ELSEWHERE
+from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from tests.support.cases import CONFIG
 from tests.support.dropped import facts
 from tests.support.public import PRIVATE

@@ -19,7 +19,7 @@ from ringreduce.algorithms import build
 from ringreduce.control import agreement
 from ringreduce.control.diagnostics import describe_timeout
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from ringreduce.transports.yielding import WaitClock
 from tests.long.faults import judge
@@ -30,7 +30,7 @@ def test_the_exit_handlers_do_not_run_when_an_abort_comes_back_before_the_job_ha
     """Exit handlers would close communicators as at a normal end."""
     script = """
 import atexit, sys, types
-from ringreduce.launch import job
+from ringreduce.start import job
 world = types.SimpleNamespace(Get_size=lambda: 2, Abort=lambda code: print("aborting"))
 sys.modules["mpi4py.MPI"] = types.SimpleNamespace(
     COMM_WORLD=world, Is_initialized=lambda: True, Is_finalized=lambda: False

@@ -11,7 +11,7 @@ import pytest
 import ringreduce as rr
 from ringreduce.calls.queue import CallQueue
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from ringreduce.transports.yielding import Yielding
 from tests.support.cases import CONFIG

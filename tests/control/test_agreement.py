@@ -13,7 +13,7 @@ import ringreduce as rr
 from ringreduce.control import agreement
 from ringreduce.control.diagnostics import describe_mismatch
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.topology import Topology
+from ringreduce.system.topology import Topology
 from ringreduce.transports import yielding
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support import threads

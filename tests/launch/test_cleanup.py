@@ -178,12 +178,9 @@ def test_hydra_is_known_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.undo()
-    shown = tmp_path / "proc"
-    shown.mkdir()
     (tmp_path / name).symlink_to(shutil.which("sleep") or "sleep")
     with subprocess.Popen([tmp_path / name, "3600"]) as process:
-        (shown / str(process.pid)).symlink_to(f"/proc/{process.pid}")
-        monkeypatch.setattr(cleanup, "_PROCESSES", shown)
+        monkeypatch.setattr(cleanup, "running", lambda: [process.pid])
         deadline = time.monotonic() + 120
         while not (known := cleanup._hydra_runs()) and time.monotonic() < deadline:
             time.sleep(0.001)

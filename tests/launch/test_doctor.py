@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
 from ringreduce.launch import doctor, probe
 from ringreduce.launch.doctor import Finding
 from ringreduce.launch.probe import ProbeResult

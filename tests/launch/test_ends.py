@@ -20,7 +20,8 @@ from ringreduce.supervisor import ranks
 from ringreduce.supervisor.ends import End
 from ringreduce.supervisor.generation import end_of_mpiexec
 from ringreduce.supervisor.mpiexec import Flavour
-from ringreduce.supervisor.ranks import Rank, is_exiting, status_of
+from ringreduce.supervisor.ranks import Rank
+from ringreduce.system.proc import is_exiting, status_of
 from tests.support.watch import Watch
 
 EXIT_OF_A_THREAD = {"x86_64": 60}.get(platform.machine(), 93)

@@ -15,8 +15,8 @@ import pytest
 import ringreduce
 from ringreduce.errors import counted, did_you_mean
 from ringreduce.launch import cli
-from ringreduce.launch.job import exit_code_of
 from ringreduce.launch.rank_main import size_complaint
+from ringreduce.start.job import exit_code_of
 from ringreduce.supervisor import launcher, supervisor
 from ringreduce.supervisor.launcher import Job, command_line, rank_environment
 from ringreduce.supervisor.mpiexec import (
@@ -482,15 +482,15 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_whose_parent_is_gone_already_ends_itself():
-    code = "from ringreduce.prctl import *; die_with_parent(parent=0); print('alive')"
+    code = "from ringreduce.system.prctl import *; die_with_parent(parent=0); print('alive')"
     ended = python(code)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "")
 
 
 PRETEND_JOB = """
 import sys, types, time
-from ringreduce.launch import job
-from ringreduce.launch.job import install
+from ringreduce.start import job
+from ringreduce.start.job import install
 job.ABORT_DEADLINE_S = 0.1
 mpi = types.ModuleType("mpi4py.MPI")
 mpi.Is_initialized = lambda: True
@@ -563,7 +563,7 @@ def test_a_hook_that_prints_later_prints_before_the_job_ends(abort):
 @pytest.mark.slow
 def test_what_a_hook_prints_is_read_before_the_job_ends():
     """On an abort MPICH's process manager does not read the rest of the ranks' pipes."""
-    before = f"from ringreduce.launch import job{WITH_A_HOOK_AROUND}"
+    before = f"from ringreduce.start import job{WITH_A_HOOK_AROUND}"
     unread = "lambda code: print(job._unread_bytes(2), flush=True)"
     code = PRETEND_JOB.format(size=2, finalized=False, before=before, abort=unread)
     rank = subprocess.Popen(

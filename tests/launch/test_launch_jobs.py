@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from ringreduce.cores import cores
 from ringreduce.supervisor.launcher import Job, command_line
 from ringreduce.supervisor.mpiexec import Flavour, Mpiexec, find_mpiexec
+from ringreduce.system.cores import cores
 from tests.support.mpi import DEADLINE_S, alive_in_the_end, is_alive
 
 pytestmark = pytest.mark.mpi
@@ -194,7 +194,7 @@ def test_ranks_that_outnumber_the_cores_keep_one_each(script, run):
     script("""
         import os
         from mpi4py import MPI
-        from ringreduce.cores import cores
+        from ringreduce.system.cores import cores
         told = MPI.COMM_WORLD.gather((sorted(os.sched_getaffinity(0)), cores()))
         if told:
             print(*told, sep="\\n")
@@ -320,7 +320,7 @@ def test_a_job_of_the_wrong_size_ends_with_what_is_wrong(script, run):
 
 WAIT = """
     import json, os, signal, subprocess, sys, time
-    from ringreduce.place import mpi_rank
+    from ringreduce.system.place import mpi_rank
     if mpi_rank() is not None:
         from mpi4py import MPI
     processes, rank = [os.getpid(), os.getppid()], os.environ["RANK"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.launch import spawning
+from ringreduce.start import spawning
 from tests.support.mpi import alive_in_the_end
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def forks(request, monkeypatch):
     """Has `spawn` fork, or start new interpreters."""
     forks = getattr(request, "param", True)
     monkeypatch.setattr(spawning, "is_forkable", lambda: forks)
-    monkeypatch.setattr("ringreduce.process_exit.has_begun", lambda: not forks)
+    monkeypatch.setattr("ringreduce.start.process_exit.has_begun", lambda: not forks)
 
 
 def add(comm, factor):

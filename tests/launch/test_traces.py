@@ -15,9 +15,20 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.config import Environment
-from ringreduce.launch import cli, traces
+from ringreduce.launch import cli
 from ringreduce.supervisor import launcher
-from ringreduce.trace import ASYNC, CALL, EVENT, HEADER, MESSAGE, SPAN, TRACE, WAIT, Recorder
+from ringreduce.trace import traces
+from ringreduce.trace.recorder import (
+    ASYNC,
+    CALL,
+    EVENT,
+    HEADER,
+    MESSAGE,
+    SPAN,
+    TRACE,
+    WAIT,
+    Recorder,
+)
 from tests.support.mpi import STAND_IN
 
 ROUNDED = 1e-3
@@ -36,7 +47,7 @@ def add(monkeypatch):
 
     def add(recorder, kind, name, begin_s, end_s, *words):
         with monkeypatch.context() as patch:
-            patch.setattr("ringreduce.trace.time.perf_counter", lambda: end_s)
+            patch.setattr("ringreduce.trace.recorder.time.perf_counter", lambda: end_s)
             recorder.add(kind, name, begin_s, *words)
 
     return add
@@ -92,8 +103,8 @@ def test_the_clock_of_a_rank_is_that_of_rank_0(recorder, add, tmp_path):
 
 
 def test_the_last_events_of_a_rank_are_kept(recorder, add, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringreduce.trace.MOST", 5)
-    monkeypatch.setattr("ringreduce.launch.traces.MOST", 5)
+    monkeypatch.setattr("ringreduce.trace.recorder.MOST", 5)
+    monkeypatch.setattr("ringreduce.trace.traces.MOST", 5)
     mine = recorder(0)
     for number in range(12):
         add(mine, SPAN, f"{number}", 1.0 + number, 1.5 + number)
@@ -103,7 +114,7 @@ def test_the_last_events_of_a_rank_are_kept(recorder, add, tmp_path, monkeypatch
 
 
 def test_an_event_that_a_kill_has_torn_is_left_out(monkeypatch):
-    monkeypatch.setattr("ringreduce.launch.traces.MOST", 3)
+    monkeypatch.setattr("ringreduce.trace.traces.MOST", 3)
     new = EVENT.pack(2.0, 0, SPAN, b"new", b"", 3.0)
     torn = new[:-8] + EVENT.pack(0.5, 0, SPAN, b"old", b"", 1.0)[-8:]
     ((_, _, events),) = traces.read(HEADER.pack(0, 0.0, 0.0) + torn + new + bytes(EVENT.size))
@@ -183,7 +194,7 @@ def test_a_lane_shows_what_began_last_and_where_the_rank_is_idle(events, idle):
 
 
 def test_a_span_is_recorded_with_its_time(recorder, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringreduce.trace.RECORDERS", [recorder(0)])
+    monkeypatch.setattr("ringreduce.trace.recorder.RECORDERS", [recorder(0)])
     begin = time.perf_counter()
     with rr.span("load"), rr.span("é" * 100):
         time.sleep(0.002)
@@ -196,7 +207,7 @@ def test_a_span_is_recorded_with_its_time(recorder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_a_span_lets_exceptions_pass(recorder, monkeypatch, is_traced):
-    monkeypatch.setattr("ringreduce.trace.RECORDERS", [recorder(0)] * is_traced)
+    monkeypatch.setattr("ringreduce.trace.recorder.RECORDERS", [recorder(0)] * is_traced)
     with pytest.raises(ZeroDivisionError), rr.span("load"):
         _ = 1 / 0
     with pytest.raises(TypeError, match="span: name is of type int; pass a str"):

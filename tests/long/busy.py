@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringreduce.bench.environment import environment
-from ringreduce.cores import usable
+from ringreduce.system.cores import usable
 from tests.long.faults import record
 from tests.support.mpi import ROOT
 

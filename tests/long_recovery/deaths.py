@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import ringreduce as rr
-from ringreduce.place import RANK_VARIABLES
 from ringreduce.recovery import elastic
 from ringreduce.recovery.wire import Connection
+from ringreduce.system.place import RANK_VARIABLES
 
 CALLS = ("all_reduce of a list", "all_reduce", "barrier")
 OF_A_STEP = (

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ringreduce.cores import cores
+from ringreduce.system.cores import cores
 from tests.long_recovery.disturbances import kill
 from tests.long_recovery.jobs import Job, check_counts, quantile
 

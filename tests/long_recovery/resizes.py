@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ringreduce.cores import cores
+from ringreduce.system.cores import cores
 from tests.long_recovery.disturbances import notice, scale
 from tests.long_recovery.jobs import SILENCE_S, Job, check_counts, quantile
 

@@ -15,7 +15,7 @@ import pytest
 
 import ringreduce as rr
 from ringreduce.supervisor.mpiexec import Flavour, ask
-from ringreduce.supervisor.ranks import status_of
+from ringreduce.system.proc import status_of
 from tests.support.mpi import alive_in_the_end, is_alive, mpiexec
 
 LIVE = ask(Path(mpiexec())).flavour is Flavour.OPEN_MPI

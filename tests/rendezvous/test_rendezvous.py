@@ -13,9 +13,10 @@ from datetime import timedelta
 import pytest
 
 import ringreduce as rr
-from ringreduce import rendezvous, unix_sockets
+from ringreduce import rendezvous
 from ringreduce.rendezvous import env, files
 from ringreduce.rendezvous.env import of_environment
+from ringreduce.system import unix_sockets
 from ringreduce.transports import mesh
 from ringreduce.transports.mesh import SeveralHostsError, connect
 from tests.support.threads import Exchange, on_threads

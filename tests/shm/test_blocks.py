@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.processes import start_of
 from ringreduce.shm import blocks
 from ringreduce.shm.block_access import BLOCK_BYTES, BlockLock, committing, held
 from ringreduce.shm.blocks import Blocks, share_blocks
+from ringreduce.system.proc import start_of
 from tests.shm.test_program import gathered
 from tests.support import processes
 from tests.support.shared_adds import STEPS, is_exact

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce import bootstrap
 from ringreduce.calls.collectives import ENTRIES
 from ringreduce.compiler.interpreter import let_go_of_object
 from ringreduce.shm import entry
+from ringreduce.start import init
 from tests.support.cases import CONFIG
 
 SHARED = replace(CONFIG, shared_memory=True)
@@ -537,7 +537,7 @@ def test_a_method_of_ones_own_is_not_hidden(monkeypatch, name):
         pass
 
     setattr(Own, name, ours)
-    monkeypatch.setattr(bootstrap, "Communicator", Own)
+    monkeypatch.setattr(init, "Communicator", Own)
     usual = {**ELIGIBLE, "all_reduce": lambda c, x: c.all_reduce(x)}
 
     def program(comm):

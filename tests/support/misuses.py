@@ -32,9 +32,9 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
-from ringreduce.checkpoint import Folder
-from ringreduce.colours import Colours
+from ringreduce.console.colours import Colours
 from ringreduce.launch import cli, doctor
+from ringreduce.recovery.checkpoint import Folder
 from ringreduce.supervisor import mpiexec
 from ringreduce.train import mlp
 from ringreduce.train.__main__ import main as train

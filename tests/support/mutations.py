@@ -633,7 +633,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dead-until-reaped",
-        "processes.py",
+        "system/proc.py",
         '_ENDED = (b"Z", b"X")',
         '_ENDED = (b"X",)',
         "A killed rank keeps its locks until its launcher reaps it.",
@@ -1007,7 +1007,7 @@ MUTATIONS = [
     ),
     Mutation(
         "place-of-the-outer-job",
-        "place.py",
+        "system/place.py",
         "if outer or name not in variables:",
         "if name not in variables:",
         "All ranks of a job that a rank has started take that rank's place.",
@@ -1079,7 +1079,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clock-of-another-host-turned-round",
-        "launch/traces.py",
+        "trace/traces.py",
         "found.append((error_s, float(theirs) - sent_s - error_s))",
         "found.append((error_s, sent_s + error_s - float(theirs)))",
         "In a trace, the events of another host are at the wrong times.",

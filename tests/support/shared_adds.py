@@ -16,10 +16,10 @@ import numpy as np
 
 import ringreduce as rr
 from ringreduce.calls.shared_array import SharedArray
-from ringreduce.processes import start_of
 from ringreduce.shm import block_access
 from ringreduce.shm.block_access import BLOCK_BYTES, Access
 from ringreduce.shm.blocks import share_blocks
+from ringreduce.system.proc import start_of
 from tests.support.mpi import report
 
 Make = Callable[[Any], SharedArray[np.float64]]

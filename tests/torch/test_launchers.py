@@ -40,11 +40,11 @@ def test_ranks_that_end_at_different_times_end_well_without_destroying_groups(tm
         """
         import datetime, time
         import torch.distributed as dist
-        import ringreduce.process_exit
+        import ringreduce.start.process_exit
         dist.init_process_group("ringreduce")
         group = dist.new_group(timeout=datetime.timedelta(seconds=2))
         dist.barrier()
-        ringreduce.process_exit.ENDING_S = 0.5
+        ringreduce.start.process_exit.ENDING_S = 0.5
         if dist.get_rank() == 0:
             time.sleep(3)
             print("saved", flush=True)
@@ -59,10 +59,10 @@ def test_a_rank_that_ends_too_early_is_named_although_there_are_more_groups(tmp_
         tmp_path,
         """
         import torch.distributed as dist
-        import ringreduce.process_exit
+        import ringreduce.start.process_exit
         dist.init_process_group("ringreduce")
         group = dist.new_group()
-        ringreduce.process_exit.ENDING_S = 2
+        ringreduce.start.process_exit.ENDING_S = 2
         if dist.get_rank() != 1:
             dist.barrier()
         """,
@@ -220,7 +220,8 @@ def test_the_registration_imports_nothing_else():
     code = "import sys, torch; print(*(n for n in sys.modules if n.startswith('ringreduce')))"
     found = set(of_python(code).split())
     package = {"ringreduce", "ringreduce.torch", "ringreduce.torch.registration"}
-    assert found == {*package, "ringreduce.place", "ringreduce.processes"}
+    place = {f"ringreduce.system{name}" for name in ("", ".place", ".proc")}
+    assert found == package | place
 
 
 def test_without_autoloading_an_import_is_enough():

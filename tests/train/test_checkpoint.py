@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringreduce.checkpoint import Checkpoint, CheckpointError, Folder, _own_hash
+from ringreduce.recovery.checkpoint import Checkpoint, CheckpointError, Folder, _own_hash
 from tests.long import resume
 from tests.support.damage import flipped
 from tests.support.mpi import MpiJobs

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ringreduce.checkpoint import interrupted_text
+from ringreduce.recovery.checkpoint import interrupted_text
 
 PATIENCE_S = 300.0
 

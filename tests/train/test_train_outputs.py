@@ -14,8 +14,8 @@ import threading
 import numpy as np
 import pytest
 
-from ringreduce.checkpoint import Folder
 from ringreduce.picture.style import in_dark, in_light
+from ringreduce.recovery.checkpoint import Folder
 from ringreduce.train import Epoch, Step
 from ringreduce.train.metrics import History, JsonLines, Parameters, TensorBoard
 from ringreduce.train.plot import check_place, draw

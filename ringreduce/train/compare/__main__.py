@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import ringreduce as rr
+from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.errors import AllRanksEnd
 from ringreduce.parallel.consensus import REFUSED, gather_words, nothing, said, together
-from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.compare import report
 from ringreduce.train.compare.options import CompareOptions, read

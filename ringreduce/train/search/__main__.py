@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import ringreduce as rr
+from ringreduce.console.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.errors import AllRanksEnd, counted
 from ringreduce.parallel.consensus import REFUSED, nothing, said, together
 from ringreduce.picture import output
-from ringreduce.terminal import LiveLine, print_error, replace_unencodable
 from ringreduce.train import inputs
 from ringreduce.train.plot import check_place
 from ringreduce.train.search import report

@@ -4,7 +4,7 @@ import importlib
 import sys
 import traceback
 
-from ringreduce.launch.job import end_job
+from ringreduce.start.job import end_job
 from tests.support.mpi import place, report
 
 module, _, function = sys.argv[1].partition(":")

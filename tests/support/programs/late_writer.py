@@ -15,8 +15,8 @@ import time
 import numpy as np
 
 import ringreduce as rr
-from ringreduce.processes import stat_of
 from ringreduce.shm.protocol import departure_of, mark_of, slot_of
+from ringreduce.system.proc import stat_of
 from tests.support.mpi import DEADLINE_S, report
 
 

@@ -82,7 +82,7 @@ def over_torch(backend: str = "ringreduce", programs: str = "0") -> dict[str, st
 
 def over_mpi() -> dict[str, str]:
     """Do as `over_torch`, on ranks of MPI of which each seems to have a host of its own."""
-    mesh._machine = lambda: f"host {os.getpid()}"
+    mesh.network = lambda: f"host {os.getpid()}"
     for check in WITHOUT_MPI:
         CHECKS.remove(check)
     return over_torch()

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from ringreduce.errors import PeerLostError
-from ringreduce.trace import finish
+from ringreduce.trace.recorder import finish
 
 ABORT_DEADLINE_S = 1.0
 """Seconds that MPI_Abort may take before the process ends itself."""
@@ -62,7 +62,7 @@ def leads_to(hook: Any, kind: type) -> bool:
 
 
 _AFTER_YOU_S = 0.5
-"""Seconds that a rank waits that has lost another rank, which can print its traceback meanwhile."""
+"""Seconds that a rank waits after the loss of another, which prints its traceback meanwhile."""
 
 
 class _AbortHook:

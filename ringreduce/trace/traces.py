@@ -1,6 +1,6 @@
 """Make one file of the parts of all ranks: for Chrome and Perfetto, or a picture.
 
-`ringreduce.trace` says what a part is.  Ranks of one host have one clock.  A rank on another host
+`trace.recorder` says what a part is.  Ranks of one host have one clock.  A rank on another host
 compares its own with that of rank 0.
 """
 
@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce.console.terminal import print_error
 from ringreduce.errors import RingReduceError, counted
 from ringreduce.picture import output
 from ringreduce.picture.lanes import Lane, LaneBar, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
-from ringreduce.terminal import print_error
-from ringreduce.trace import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
+from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
 _ROUNDS = 20
@@ -72,7 +72,7 @@ def clock_of(
 ) -> tuple[float, float]:
     """Compare the clock of each rank of `far` with that of rank 0.
 
-    Returns the seconds to add to the clock of this rank, behind their error.
+    Returns the error of the result in seconds, and the seconds to add to the clock of this rank.
     """
     theirs, found = np.empty(()), []
     for peer in [*far] * _ROUNDS:

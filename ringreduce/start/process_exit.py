@@ -23,19 +23,19 @@ from ringreduce.calls.communicator import Communicator
 from ringreduce.calls.ending import Ending
 from ringreduce.config import Environment
 from ringreduce.errors import MismatchError, PeerLostError
-from ringreduce.launch import job
-from ringreduce.prctl import die_with_parent
+from ringreduce.start import job
+from ringreduce.system.prctl import die_with_parent
 
 _FAREWELL_S = 5.0
 """Seconds that a rank with a broken communicator waits for the other ranks to end."""
 _OTHERS_FIRST_S = 1.0
 """Seconds that a rank waits for another rank to print the error and to end the job."""
 _AFTER_INIT_S = 1.0
-"""Seconds of the same wait after a failed `init`, when there is no communicator to wait with."""
+"""Seconds that a rank waits for the other ranks after a failed `init`, without a communicator."""
 ENDING_S = 5.0
 """Seconds that the functions of `end_at_exit_by` may wait for other ranks in all."""
 _LEAST_S = 1.0
-"""The fewest seconds for each of them."""
+"""The shortest limit of each of these functions."""
 _RUNTIME_WORDS = 2048
 """Words of the interpreter's state that are searched for its list of C functions to call."""
 _MOST_AT_EXIT = 32

@@ -1,4 +1,4 @@
-"""Sums over ranks, with the same bits for any number of ranks."""
+"""Sums over ranks that have the same bits for any number of ranks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ExactSum:
 
 
 def _dtype_of(groups: Sequence[_Group]) -> np.dtype[Any]:
-    """Return the dtype of all groups.  Raises ValueError if they do not belong together."""
+    """Return the dtype of all groups.  Raises ValueError if counts or dtypes differ."""
     if not groups:
         raise ValueError("sum: addends is empty; pass a group for each sum")
     if len({group.count for group in groups}) > 1:
@@ -116,7 +116,7 @@ def _dtype_of(groups: Sequence[_Group]) -> np.dtype[Any]:
 
 
 class _Group:
-    """The addends of one sum on this rank.  Raises TypeError or ValueError if they are none."""
+    """The addends of one sum on this rank.  Raises TypeError or ValueError for wrong addends."""
 
     def __init__(self, given: Sequence[np.ndarray] | np.ndarray) -> None:
         self._blocks = [given] if isinstance(given, np.ndarray) else list(given)
@@ -146,12 +146,12 @@ class _Group:
             self.count, self.shape = len(self._blocks), first.shape
 
     def magnitude(self) -> int:
-        """The largest number without its sign, as bits."""
+        """Return the bits of the largest number without its sign."""
         return max(map(fixed_point.magnitude, self._blocks))
 
     @property
     def size(self) -> int:
-        """Numbers of the sum."""
+        """Count of numbers in the sum."""
         return math.prod(self.shape)
 
     def add(self, exponent: int, sums: np.ndarray) -> None:

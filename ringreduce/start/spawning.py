@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 from ringreduce.errors import PeerLostError, RingReduceError
-from ringreduce.prctl import die_with_parent
+from ringreduce.system.prctl import die_with_parent
 
 _OTHERS_S = 5.0
 """Seconds in which the other ranks may end after one has failed."""

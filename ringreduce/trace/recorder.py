@@ -1,7 +1,7 @@
 """Record what this rank does over time, for ``--trace`` and RINGREDUCE_TRACE.
 
 The events of a rank are in a file that its process maps, the *part*: they outlive a killed rank.
-`ringreduce.launch.traces` makes one file of the parts of all ranks.
+`trace.traces` makes one file of the parts of all ranks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ collective of the progress thread, a message."""
 MOST = 100_000
 """The most events of a part: the last ones."""
 HEADER = struct.Struct("<qdd")
-"""Rank, seconds to add to its times, the error of these seconds."""
+"""Number of the rank; seconds to add to its times; their error in seconds."""
 EVENT = struct.Struct("<dq8s64s32sd")
 """Begin in seconds, bytes, kind, name, algorithm or peer, end.  The end is written last: an event
 that a kill has torn ends before it begins."""
 
 
 class Recorder:
-    """Records the events of a rank, in a part beside the file `path`."""
+    """Records the events of a rank in a part beside the file `path`."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.part = path.with_name(f"{path.name}.{rank}.{os.getpid()}.part")
@@ -39,7 +39,7 @@ class Recorder:
         HEADER.pack_into(self.memory, 0, rank, 0.0, 0.0)
         self._count = count()
         self.write: Callable[[], None] = lambda: None
-        """Makes one file of all parts, unless the launcher does."""
+        """Makes one file of all parts; does nothing if the launcher makes it."""
 
     def add(self, kind: bytes, name: str, begin_s: float, nbytes: int = 0, how: str = "") -> None:
         """Record an event that ends now; `begin_s` is on the clock of `time.perf_counter`.
@@ -56,7 +56,7 @@ RECORDERS: list[Recorder] = []
 
 
 def finish() -> None:
-    """Make one file of all parts, unless the launcher does."""
+    """Call `Recorder.write`, if this process records."""
     for recorder in RECORDERS:
         recorder.write()
 
@@ -104,11 +104,3 @@ def span(name: str) -> AbstractContextManager[None]:
     if not isinstance(name, str):
         raise TypeError(f"span: name is of type {type(name).__name__}; pass a str")
     return _Span(name, SPAN) if RECORDERS else _NOTHING
-
-
-def trace_file(text: str) -> Path:
-    """Return the path of a trace.  Raises ValueError for another suffix."""
-    path = Path(text).resolve()
-    if path.suffix not in (".json", ".svg", ".png"):
-        raise ValueError(f"--trace is {text!r}; wanted a name that ends in .json, .svg or .png")
-    return path

@@ -16,7 +16,7 @@ from typing import TextIO
 
 import pytest
 
-from ringreduce.terminal import LiveLine, print_error, terminal_of
+from ringreduce.console.terminal import LiveLine, print_error, terminal_of
 from tests.support.mpi import environment, mpiexec
 from tests.support.terminal import (
     BENCH,

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Self, TextIO
 
-from ringreduce.processes import PARENT, name_of, stat_of
+from ringreduce.system.proc import PARENT, file_of, name_of, stat_of, words_of
 
 _STARTERS = (
     "mpiexec",
@@ -36,7 +36,7 @@ _TAGS = {b"-prepend-rank", b"-l", b"--tag-output", b"--output"}
 _CLEAR = "\r\x1b[K"
 """Moves the cursor to the first column and clears the line."""
 _COLUMNS = 80
-"""The columns of a terminal whose width is unknown."""
+"""Columns of a terminal of unknown width."""
 
 
 class LiveLine:
@@ -86,7 +86,7 @@ def replace_unencodable() -> None:
 
 
 def _encodable(text: str, out: TextIO) -> str:
-    """Return `text` with "?" for each character that the encoding of `out` lacks."""
+    """Return `text` with "?" for characters that the encoding of `out` lacks."""
     encoding = getattr(out, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
@@ -108,13 +108,13 @@ def terminal_of(stream: TextIO) -> Path | None:
     rank before each line.
     """
     try:
-        file = Path(f"/proc/self/fd/{stream.fileno()}")
-        mpiexec = _mpiexec()
+        descriptor = stream.fileno()
+        file, mpiexec = file_of("self", descriptor), _mpiexec()
         if mpiexec is not None and not file.is_file():
-            reader = str(int(stat_of(int(mpiexec.name))[PARENT]))
-            is_relayed = file.name == "1" and reader == os.environ.get(RELAYED_BY)
-            file = Path(f"/proc/{reader}" if is_relayed else mpiexec, "fd", file.name)
-            if _TAGS & set((mpiexec / "cmdline").read_bytes().split(b"\0")):
+            reader = int(stat_of(mpiexec)[PARENT])
+            is_relayed = descriptor == 1 and str(reader) == os.environ.get(RELAYED_BY)
+            file = file_of(reader if is_relayed else mpiexec, descriptor)
+            if not _TAGS.isdisjoint(words_of(mpiexec)):
                 return None
         is_terminal = os.readlink(file).startswith(_TERMINALS)
     except OSError:  # `stream` is no file, or mpiexec has ended or is another user's
@@ -122,15 +122,15 @@ def terminal_of(stream: TextIO) -> Path | None:
     return file if is_terminal and os.environ.get("TERM") != "dumb" else None
 
 
-def _mpiexec() -> Path | None:
-    """Return the folder in /proc of the mpiexec that started this process; None without one.
+def _mpiexec() -> int | None:
+    """Return the process id of the mpiexec that started this process; None without one.
 
     Raises OSError if a process on the way has ended.
     """
     process = os.getppid()
     while process > 1:
         if name_of(process) in _STARTERS:
-            return Path(f"/proc/{process}")
+            return process
         process = int(stat_of(process)[PARENT])
     return None
 

@@ -8,7 +8,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from ringreduce.place import MPIS, OURS
+from ringreduce.system.place import MPIS, OURS
+from ringreduce.system.proc import CONTROL_GROUPS
 
 SHARED_CORES = "RINGREDUCE_SHARED_CORES"
 """The environment variable with the number of cores that the ranks of a host share.
@@ -28,7 +29,7 @@ def allowed() -> int:
     return max(1, int(min(quota(), 1 << 30)))
 
 
-def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+def quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = CONTROL_GROUPS) -> float:
     """Return how many cores' time the control groups of this process allow; inf without a limit.
 
     Control groups are nested, and the smallest quota holds.  `groups` is where they are mounted, in

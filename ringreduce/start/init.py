@@ -1,46 +1,37 @@
-"""Make a communicator: among processes with `init`, among threads with `spawn`."""
+"""Make a communicator among the processes of a job: `init`."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringreduce import place
 from ringreduce.calls.arguments import shown
 from ringreduce.calls.communicator import Communicator
 from ringreduce.calls.ending import Ending, Parts
 from ringreduce.config import DEFAULT_TIMEOUT_S, TRANSPORTS, Config, Environment, as_seconds
 from ringreduce.devices.cpu import CpuDevice
-from ringreduce.errors import MismatchError, RingReduceError
+from ringreduce.errors import MismatchError
 from ringreduce.rendezvous import default as default_rendezvous
 from ringreduce.rendezvous import find as find_rendezvous
 from ringreduce.rendezvous.definition import Rendezvous
-from ringreduce.rendezvous.env import of_environment
 from ringreduce.shm.segments import Segments, share_segments
-from ringreduce.topology import Nodes, Topology, parse_nodes
-from ringreduce.trace import RECORDERS, finish
+from ringreduce.system import place
+from ringreduce.system.topology import Nodes, Topology, parse_nodes
+from ringreduce.trace.recorder import RECORDERS
 from ringreduce.transports.base import Transport
-from ringreduce.transports.thread import Switchboard, ThreadTransport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-Result = TypeVar("Result")
-Args = TypeVarTuple("Args")
 NodesArgument = Sequence[int] | Sequence[Sequence[int]] | None
-
-_GRACE_S = 5.0
-"""Seconds that `spawn` waits for the other ranks after a rank has raised."""
 
 
 class UnavailableError(Exception):
-    """The ranks cannot share memory, although the caller asks for it.  Raised on all ranks."""
+    """The ranks cannot share memory, although `transport` is "shm".  Raised on all ranks."""
 
 
 def init(
@@ -110,7 +101,7 @@ def init(
         raise ValueError(
             f"init: unknown transport {transport!r}; choose 'auto', 'mpi', 'sockets' or 'shm'"
         )
-    config = _checked("init", config)
+    config = checked("init", config)
     timeout_s = environment.timeout_s if timeout_s is None else timeout_s
     timeout_s = as_seconds("init", DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
     if mpi_comm is not None and rendezvous is not None:
@@ -166,7 +157,7 @@ class _Given:
 
 def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicator:
     MPI = _import_mpi()  # noqa: N806 - mpi4py's name
-    from ringreduce.process_exit import check_size, close_at_exit, never_finalize, prepare
+    from ringreduce.start.process_exit import check_size, close_at_exit, never_finalize, prepare
 
     prepare(given.environment)
     if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
@@ -200,7 +191,7 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
 
 
 def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
-    from ringreduce.process_exit import close_without_mpi_at_exit, prepare
+    from ringreduce.start.process_exit import close_without_mpi_at_exit, prepare
     from ringreduce.transports.mesh import SeveralHostsError, connect
     from ringreduce.transports.sockets import SocketTransport
 
@@ -250,7 +241,7 @@ def _assemble(
     config, path = given.config, given.environment.trace
     launched = given.environment.expected_size is not None
     if path is not None:
-        from ringreduce.launch import traces
+        from ringreduce.trace import traces
     try:
         if path is not None and over.rank == 0 and not (launched or RECORDERS):
             traces.prepare(path)
@@ -262,7 +253,7 @@ def _assemble(
         segments = share_segments(over) if config.shared_memory else None
         if given.transport == "shm" and segments is None:
             raise UnavailableError
-        comm = _communicator(over, placed, given.timeout_s, config, segments, adopt)
+        comm = communicator(over, placed, given.timeout_s, config, segments, adopt)
         if path is not None:
             traces.join(comm, path, all_record=all(flags[1::2]), launched=launched)
         return comm
@@ -281,10 +272,7 @@ def _assemble(
 
 
 def _check_all_share(shares: bytes) -> None:
-    """Check that all ranks share memory, or none; `shares` has one byte for each rank, 1 or 0.
-
-    Raises MismatchError.
-    """
+    """Raise MismatchError unless all ranks share memory, or none; `shares` has 1 or 0 per rank."""
     if len(set(shares)) > 1:
         ranks = ", ".join(str(rank) for rank, share in enumerate(shares) if share)
         raise MismatchError(
@@ -321,117 +309,7 @@ def _check_mpi_runs(module: Any) -> None:
         raise RuntimeError("init: MPI is finalised; a process cannot initialise it again")
 
 
-def spawn(
-    fn: Callable[[Communicator, *Args], Result],
-    ranks: int = 4,
-    *args: *Args,
-    nodes: NodesArgument = None,
-    timeout_s: float | None = None,
-    config: Config | None = None,
-    processes: bool = False,
-) -> list[Result]:
-    """Run ``fn(comm, *args)`` on `ranks` ranks, without MPI.
-
-    Each rank is a thread of this process, or, with ``processes=True``, a process of its own.
-
-    Args:
-        fn: the function that each rank calls, with its `Communicator` first.
-        ranks: the number of ranks.
-        *args: further arguments of `fn`, the same on every rank.
-        nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
-            None: all ranks are on one node.
-        timeout_s: seconds without progress until a call raises PeerTimeoutError.  None: 600.
-        config: the other settings.
-        processes: start processes, which compute on several cores.  They are forks of this process
-            unless it has called `init` or runs ranks.  Then each is a new interpreter, which
-            imports `fn`: a lambda cannot be imported.  Return values are pickled.
-
-    Returns:
-        The ranks' return values, in rank order.
-
-    Raises:
-        TypeError, ValueError: wrong arguments, before any rank starts.
-        Exception: the exception of a rank that has raised.  Calls of the other ranks raise
-            PeerLostError.  That of a process has the traceback of its rank as ``__cause__``.
-        PeerLostError: the process of a rank was killed, or has ended without a result.
-
-    Example:
-        >>> rr.spawn(lambda comm: comm.all_reduce(comm.rank + 1).item(), 3)
-        [6, 6, 6]
-    """
-    if not callable(fn):
-        raise TypeError(
-            f"spawn: fn is {shown(fn)}; pass a function without calling it, then the ranks, "
-            "as in spawn(fn, 4)"
-        )
-    if not isinstance(ranks, int) or ranks < 1:
-        raise ValueError(f"spawn: ranks is {shown(ranks)}; pass an int of at least 1")
-    timeout_s = as_seconds("spawn", DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
-    placed = None if nodes is None else parse_nodes(nodes, ranks, "spawn")
-    given = _checked("spawn", config)
-    if processes:
-        from ringreduce import process_exit
-        from ringreduce.launch import spawning
-
-        arguments = (fn, args, os.urandom(16).hex(), nodes, timeout_s, given)
-        forks = not process_exit.has_begun() and spawning.is_forkable()
-        found: list[Result] = spawning.run(_in_process, ranks, arguments, forks=forks)
-        return found
-    switchboard = Switchboard(ranks)
-    results: list[Any] = [None] * ranks
-    failures: list[BaseException] = []
-    failed = threading.Event()
-
-    def run(rank: int) -> None:
-        transport = ThreadTransport(switchboard, rank, timeout_s)
-        try:
-            segments = share_segments(transport) if given.shared_memory else None
-            with _communicator(transport, placed, timeout_s, given, segments) as comm:
-                results[rank] = fn(comm, *args)
-                comm._ending.close("its function")
-        except BaseException as error:
-            failures.append(error)
-            failed.set()
-
-    threads = [
-        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
-        for rank in range(ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive() and not failed.is_set():
-            thread.join(0.05)
-        thread.join(_GRACE_S if failed.is_set() else None)
-    if failures:
-        raise next((e for e in failures if not isinstance(e, RingReduceError)), failures[0])
-    return results
-
-
-def _in_process(
-    rank: int,
-    ranks: int,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    token: str,
-    nodes: NodesArgument,
-    timeout_s: float,
-    config: Config,
-) -> Any:
-    """Call a function of `spawn` as a rank that is a process.  `token` is that of the job."""
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RINGREDUCE_TOKEN": token}
-    meet = of_environment(rank, ranks, timeout_s, job).collect
-    with init(
-        rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
-    ) as comm:
-        result = fn(comm, *args)
-        comm._ending.close("its function")
-    if rank == 0:
-        finish()  # the end of this process calls no exit handlers
-    return result
-
-
-def _checked(where: str, config: Config | None) -> Config:
+def checked(where: str, config: Config | None) -> Config:
     """Return the settings to use.  Raises TypeError if `config` is no Config."""
     if config is None:
         return Config()
@@ -440,7 +318,7 @@ def _checked(where: str, config: Config | None) -> Config:
     return config
 
 
-def _communicator(
+def communicator(
     transport: Transport,
     nodes: Nodes | None,
     timeout_s: float,

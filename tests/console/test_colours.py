@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from ringreduce import colours
-from ringreduce.colours import Colours
+from ringreduce.console import colours
+from ringreduce.console.colours import Colours
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel for itself, and Python has no words for."""
+"""Calls of the kernel that Python has no function for: a process sets them for itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def allow_reads() -> None:
 def signal_descriptor(numbers: Iterable[int]) -> int:
     """Return a descriptor that can be read while one of these signals is pending.
 
-    For signals that the caller blocks.  Raises OSError if there can be none.
+    The caller blocks these signals.  Raises OSError if the kernel makes no descriptor.
     """
     mask = sum(1 << number - 1 for number in numbers).to_bytes(8, sys.byteorder)
     library = ctypes.CDLL(None, use_errno=True)

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
-from ringreduce.processes import FLAGS, PARENT, stat_of
+from ringreduce.system.proc import FLAGS, PARENT, file_of, stat_of, variables_of
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """The environment variables in which the MPIs' process managers give a process its rank."""
@@ -137,7 +136,7 @@ def by_torchrun(variables: Mapping[str, str]) -> bool:
         return False
     with suppress(OSError):
         by_mpi = [name for name in RANK_VARIABLES if name in variables]
-        return not any(TORCHRUN in _variables(_launcher(name)) for name in by_mpi)
+        return not any(TORCHRUN in variables_of(_launcher(name)) for name in by_mpi)
     return True
 
 
@@ -149,7 +148,7 @@ def _launcher(name: str) -> int:
     process = os.getppid()
     while process > 1:
         try:
-            if name not in _variables(process):
+            if name not in variables_of(process):
                 break
             process = int(stat_of(process)[PARENT])
         except OSError:  # the process of another user, such as Slurm's daemon
@@ -196,7 +195,7 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
         process, _, job = mark.partition(" ")
         if process == str(os.getpid()):
             return False
-        if mark and mark != _variables("self").get(RANK_PROCESS):
+        if mark and mark != variables_of("self").get(RANK_PROCESS):
             return True  # set in the memory from which this process was forked
         if not here:
             return False
@@ -206,7 +205,7 @@ def is_worker(variables: Mapping[str, str] = os.environ) -> bool:
         if here.startswith(RANK_VARIABLES) and closed and "mpi4py.MPI" not in sys.modules:
             return True  # a rank's process manager leaves it open; Python closes it for a program
         forked = int(stat_of(os.getpid())[FLAGS]) & _FORKED
-        return bool(forked or _by_multiprocessing()) and _job(_variables(os.getppid())) == here
+        return bool(forked or _by_multiprocessing()) and _job(variables_of(os.getppid())) == here
     return False
 
 
@@ -227,7 +226,7 @@ def _job(variables: Mapping[str, str]) -> str:
 def _connection(variables: Mapping[str, str]) -> str:
     """Return the socket to the process manager of MPICH or Intel MPI; "" if there is none."""
     with suppress(OSError):
-        file = os.readlink(f"/proc/self/fd/{variables.get('PMI_FD', 'none')}")
+        file = os.readlink(file_of("self", variables.get("PMI_FD", "none")))
         return file if file.startswith("socket:") else ""
     return ""
 
@@ -241,18 +240,12 @@ def _by_multiprocessing() -> bool:
     return hasattr(process, "_inheriting") or type(process).__name__ != "_MainProcess"
 
 
-def _variables(process: int | str) -> dict[str, str]:
-    """Return the environment with which a process began its program."""
-    entries = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    return dict(os.fsdecode(each).split("=", 1) for each in entries if b"=" in each)
-
-
 def tell_survived(survived: bool) -> None:
     """Tell the launcher whether the other ranks can go on if this one is lost.
 
-    A launcher of an MPI does not listen.
+    Does nothing under the launcher of an MPI, which does not ask.
     """
     if SURVIVED in os.environ:
-        with suppress(OSError):  # the launcher has ended, or this process is a rank's child
+        with suppress(OSError):  # the launcher has ended, or the descriptor is closed in a child
             line = f"{'+' if survived else '-'}{os.environ['RANK']}\n"
             os.write(int(os.environ[SURVIVED]), line.encode())

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import ringreduce as rr
-from ringreduce import place
 from ringreduce.rendezvous import default
+from ringreduce.system import place
 from tests.support.mpi import MpiJobs
 from tests.support.programs.workers import ENDS
 
@@ -111,7 +111,7 @@ def test_a_job_that_a_rank_starts_has_its_own_variables():
 
 @pytest.mark.slow
 def test_ranks_under_shells_find_the_same_launcher():
-    code = "from ringreduce import place; print(place._launcher('PMI_RANK'))"
+    code = "from ringreduce.system import place; print(place._launcher('PMI_RANK'))"
     direct = [sys.executable, "-c", code]
     shells = ["sh", "-c", f'{sys.executable} -c "{code}"; exit $?']
     found = [
@@ -144,7 +144,7 @@ def meet() -> dict[str, object]:
 @pytest.mark.mpi
 def test_ranks_of_this_mpi_meet_without_it(tmp_path):
     jobs = MpiJobs(tmp_path)
-    found = jobs.run_ok("call", 3, "tests.test_place:meet")
+    found = jobs.run_ok("call", 3, "tests.system.test_place:meet")
     jobs.sweep()
     assert [each["rank"] for each in found] == [0, 1, 2]
     assert {each["total"] for each in found} == {3}

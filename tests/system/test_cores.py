@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ringreduce import cores
+from ringreduce.system import cores
 
 NESTED = {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/b/cpu.max": "400000 100000"}
 OLD = {

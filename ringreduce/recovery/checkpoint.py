@@ -24,13 +24,13 @@ from typing import Any
 import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from then on
 import numpy as np
 
-from ringreduce.terminal import print_error
+from ringreduce.console.terminal import print_error
 
 FORMAT = "ringreduce checkpoint 1"
 _NAME = re.compile(r"step-\d{9}\.json")
 _UNFINISHED = ".unfinished"
 _FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk that fails or is full.  Others say that it lacks an operation."""
+"""Errors of a disk that fails or is full.  Other errors mean that it lacks an operation."""
 
 _STORABLE = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -44,7 +44,7 @@ Facts = Mapping[str, Any]
 RESERVED = frozenset(
     ["format", "dtypes", "step", "tensors", "bytes", "sha256", "manifest_sha256", "generation"]
 )
-"""Names in a manifest that are no facts of a program."""
+"""Names in a manifest that no fact of a program may have."""
 
 
 class CheckpointError(ValueError):
@@ -53,7 +53,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved state: arrays by name, and facts."""
+    """A saved state."""
 
     step: int
     arrays: Arrays
@@ -253,7 +253,7 @@ class Writer:
         return self._thread is None or not self._thread.is_alive()
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Wait until the checkpoint before is written, and begin to write copies of the arrays."""
+        """Wait for the previous checkpoint, copy the arrays, and begin to write them."""
         self.wait()
         arrays = {name: array.copy() for name, array in checkpoint.arrays.items()}
         copy = Checkpoint(checkpoint.step, arrays, checkpoint.facts)

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringreduce import place
+from ringreduce.console.terminal import terminal_of
 from ringreduce.launch import doctor
 from ringreduce.picture import output
-from ringreduce.processes import command_of, name_of, start_of, stat_of
 from ringreduce.supervisor import cleanup
-from ringreduce.supervisor.ranks import is_exiting
-from ringreduce.terminal import terminal_of
+from ringreduce.system import place
+from ringreduce.system.proc import command_of, is_exiting, name_of, start_of, stat_of
 from tests.support.mpi import environment
 
 FIRST_THREAD_ENDS = """

@@ -13,7 +13,7 @@ def columns() -> int:
 
 
 def wrapped(text: str, indent: int = 4) -> str:
-    """Return `text` with each longer line wrapped, and `indent` spaces before what follows."""
+    """Wrap the lines of `text` to the terminal; a continued line begins with `indent` spaces."""
     return "\n".join(
         line
         if len(re.sub(r"\x1b\[\d+m", "", line)) <= columns()

@@ -1,0 +1,1 @@
+"""How a rank begins, with `init` or `spawn`, and how its process ends."""
