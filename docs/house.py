@@ -43,7 +43,7 @@ from tests import test_architecture as architecture  # noqa: E402
 
 PUBLIC = "the public names"
 GROUND = sorted(architecture.GROUND)
-PACKAGES = [name for name in architecture.MAY_IMPORT if name != "__main__"]
+PACKAGES = [name for name in architecture.MAY_IMPORT if name not in ("__main__", *GROUND)]
 
 
 def first_sentence(package: str) -> str:
@@ -96,7 +96,7 @@ def layers() -> list[list[str]]:
 def block() -> str:
     """Return the list of packages, from the highest layer down to the ground."""
     order = [name for layer in layers()[::-1] for name in layer]
-    rows = [("package", "what it is for", "it may import"), ("---", "---", "---")]
+    rows = [("package", "what it is for", "it may import"), ("---",) * 3]
     for name in order:
         shown = name if name == PUBLIC else f"`{name}`"
         below = sorted(imported(name), key=order.index)

@@ -1,1 +1,4 @@
-"""The command line: start jobs, examine the installation, explain; and how a rank begins."""
+"""The command line: start jobs, explain collectives, and examine the installation.
+
+Each rank that it starts runs `rank_main`, which runs the user's program.
+"""

@@ -1,4 +1,4 @@
-"""Training on several ranks, on the library's public API.
+"""Training on several ranks: a trainer for all strategies, and wrappers of any model.
 
 ``python -m ringreduce.train`` trains a small network.  The function `train` does the same::
 
