@@ -173,7 +173,7 @@ def house() -> str:
     bottom = _TOP + (len(rows) - 1) * _ROW
     y = {place: bottom - n * _ROW for n, row in enumerate(rows) for place in row}
     right, ground = max(x[place] + _wide(place) / 2 for place in x), bottom + _HIGH + _GAP
-    title = f"The house: {len(PACKAGES) + len(GROUND)} packages, and what they import"
+    title = f"The house: {len(PACKAGES) + len(GROUND)} packages and modules"
     facts = (
         "A line leads down to what a package imports. Lines that others imply are left out.",
         "A dashed line leads up: a function imports that package when it is called.",
