@@ -61,7 +61,7 @@ def test_first_lines_are_short():
 
 # --- walks ----------------------------------------------------------------------------------------
 
-STEPS = re.findall(r"^\d+\. `([\w/]+\.py):([\w.]+)`", section("Walks"), re.M)
+STEPS = re.findall(r"`([\w/]+\.py):([\w.]+)`", section("Walks") + section("What always holds"))
 
 
 @cache
@@ -77,14 +77,16 @@ def functions(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("file", "name"), dict.fromkeys(STEPS))
-def test_a_step_of_a_walk_is_there(file, name):
+def test_a_function_of_a_walk_is_there(file, name):
     assert name in functions(PACKAGE / file)
 
 
 def test_every_step_of_a_walk_names_a_function():
     text = section("Walks")
     assert len(re.findall(r"^### ", text, re.M)) == 6
-    assert len(STEPS) == len(re.findall(r"^\d+\. ", text, re.M))
+    steps = re.findall(r"^\d+\. (`[\w/]+\.py:)?", text, re.M)
+    assert len(steps) > 60
+    assert all(steps)
 
 
 # --- what to run ----------------------------------------------------------------------------------
