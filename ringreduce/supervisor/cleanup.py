@@ -59,7 +59,7 @@ def abandoned_files(
     for path in sorted(found):
         with contextlib.suppress(OSError), _lease(path) as file:
             sizes[path] = os.fstat(file).st_size
-    used = _names_in_use() if sizes else set()  # which takes some ms for each process
+    used = _in_use({path.name for path in sizes}) if sizes else set()  # some ms for each process
     return {path: nbytes for path, nbytes in sizes.items() if path.name not in used}
 
 
@@ -130,12 +130,12 @@ def _written(directory: Path, name: re.Pattern[str], since: float) -> Iterator[P
                         yield Path(entry)
 
 
-def _names_in_use() -> set[str]:
-    """Return the names, without folders, of all files that processes have open or mapped.
+def _in_use(names: set[str]) -> set[str]:
+    """Return which names, without folders, are those of files that processes have open or mapped.
 
     Some processes cannot be inspected.  `_lease` asks the kernel, which knows of them too.
     """
-    return {name for process in running() for name in file_names_of(process)}
+    return {name for process in running() for name in file_names_of(process) if name in names}
 
 
 def _hydra_runs() -> bool:

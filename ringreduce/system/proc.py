@@ -93,7 +93,8 @@ def file_names_of(process: int) -> Iterator[str]:
     """
     with contextlib.suppress(OSError):
         maps = os.fsdecode(_read(process, "maps"))
-        yield from re.findall(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE)
+        for mapped in re.finditer(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE):
+            yield mapped[1]
     with contextlib.suppress(OSError):
         for link in (_PROC / str(process) / "fd").iterdir():
             with contextlib.suppress(OSError):

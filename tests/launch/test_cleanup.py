@@ -110,23 +110,23 @@ def test_the_kernel_knows_of_users_that_cannot_be_inspected(
 ) -> None:
     (used,) = put(tmp_path, MPICH)
     hold(used, how)
-    monkeypatch.setattr(cleanup, "_names_in_use", set)
+    monkeypatch.setattr(cleanup, "_in_use", lambda names: set())
     assert found(tmp_path) == []
 
 
 @pytest.mark.parametrize("how", [OPENED, MAPPED], ids=["opened", "mapped"])
 def test_users_are_seen_without_the_kernels_help(tmp_path: Path, hold: Holder, how: str) -> None:
     (used,) = put(tmp_path, MPICH)
-    assert used.name not in cleanup._names_in_use()
+    assert cleanup._in_use({used.name}) == set()
     hold(used, how)
-    assert used.name in cleanup._names_in_use()
+    assert cleanup._in_use({used.name}) == {used.name}
 
 
 def test_a_file_that_is_deleted_and_still_open_is_in_use(tmp_path: Path, hold: Holder) -> None:
     (used,) = put(tmp_path, MPICH)
     hold(used, OPENED)
     used.unlink()
-    assert used.name in cleanup._names_in_use()
+    assert cleanup._in_use({used.name}) == {used.name}
 
 
 def test_where_there_are_no_leases_files_stay(

@@ -37,6 +37,8 @@ def prove(chosen: random.Random, times: int) -> dict[str, Any]:
         with Job(folder, _SIZES[0], *limits, program=program) as job:
             job.ranks_of(1)
             row = _disturbed(chosen, job, 60.0 * times)
+            if job.events("started")[-1]["size"] != 2:
+                job.scale(2).wait(SILENCE_S)
             job.check_held((row["launcher_files_first"], row["launcher_mappings_first"]))
             (folder / "stop").touch()
             found = check_counts(job.end())
@@ -61,18 +63,17 @@ def _disturbed(chosen: random.Random, job: Job, seconds: float) -> dict[str, Any
                 scales += 1
             scale_at, quiet_at = now + _SCALE_S, time.monotonic() + _AGE_S
         elif now >= kill_at:
-            if started["size"] == 1:  # the others were killed: two again
-                scales += job.scale(2).wait(SILENCE_S) == 0
-                started = job.events("started")[-1]
             victim = chosen.choice(started["pids"])
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
                 kills += 1
             job.recovered(started["generation"], [victim])
+            if job.events("started")[-1]["size"] == 1:  # the others were killed: two again
+                scales += job.scale(2).wait(SILENCE_S) == 0
             kill_at, quiet_at = now + _KILL_S, time.monotonic() + _AGE_S
         elif now >= quiet_at:
             ranks = [mib for pid in started["pids"] if (mib := _mib(pid))]
-            if ranks:
+            if len(ranks) == 2:  # the launcher has a socket and a descriptor of each rank
                 seen.append((now - begin, _mib(job.process.pid), max(ranks), *job.held()))
         time.sleep(0.2)
     early = [each for each in seen if each[0] < seconds / 5 and each[0] > seconds / 10]
