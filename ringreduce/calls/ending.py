@@ -19,8 +19,6 @@ from ringreduce.errors import PeerLostError, RingReduceError
 
 _LEAVING_S = 1.0
 """Seconds that a call under way may take to notice that this rank leaves."""
-_ANNOUNCED = 6
-"""The most dropped communicators that a rank announces in one exchange."""
 
 
 class Ending:

@@ -262,6 +262,7 @@ class Executables:
         Peers may still read or write the memory of the other messages, and a peer that is stopped
         may go on to write to the arrays of the call.  So all these are kept until the process ends.
         """
+        self.arena = None
         if self.shared_memory is not None:
             self.shared_memory.leave()
         end = time.monotonic() + _WITHDRAWING_S

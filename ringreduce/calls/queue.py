@@ -296,6 +296,7 @@ class _MeteredLock:
 
     def __init__(self, lock: Any) -> None:
         self.lock, self.seconds = lock, 0.0
+        self.refusals = refusals_here()
         self._depth, self._since = 0, 0.0
 
     def __enter__(self) -> None:
@@ -456,15 +457,15 @@ class CallQueue:
 
         They take the general path.  Messages between two ranks are not measured.
         """
-        refusals_here().keep_general()
         self.lock = self._meter = _MeteredLock(self.lock)
+        self._meter.refusals.keep_general()
 
     def end_meter(self) -> float:
         """Return the seconds that this thread has spent in calls since `begin_meter`."""
         meter = self._meter
         assert meter is not None
         self.lock, self._meter = meter.lock, None
-        refusals_here().end_general()
+        meter.refusals.end_general()  # another thread may end an update
         return meter.seconds
 
     def advance(self) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from ringreduce.recovery import wire
-from ringreduce.system.proc import start_of
+from ringreduce.system.proc import is_gone
 
 
 def folder() -> Path:
@@ -54,7 +54,7 @@ def prepare(launcher: int) -> None:
     """Remove the files of this process id, and of launchers that are gone, as after SIGKILL."""
     for path in folder().glob("*.*"):
         with contextlib.suppress(ValueError, OSError):
-            if int(path.stem) == launcher or start_of(int(path.stem)) is None:
+            if int(path.stem) == launcher or is_gone(int(path.stem)):
                 path.unlink()
 
 

@@ -117,6 +117,11 @@ def start_of(process: int) -> int | None:
     return int(fields[_START])
 
 
+def is_gone(process: int) -> bool:
+    """Return whether there is no such process; a zombie is one."""
+    return not (_PROC / str(process)).exists()
+
+
 def is_exiting(process: int) -> bool:
     """Return whether a process ends already, though it may not be gone yet."""
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.calls.refusals import refusals_here
 from ringreduce.recovery.elastic import ComputeTimer
 from ringreduce.supervisor.paces import Paces
 
@@ -79,3 +81,17 @@ def test_a_measurement_that_is_given_up_leaves_calls_as_they_were():
 
     before = rr.spawn(lambda comm: type(comm._engine.queue.lock).__name__, 2)
     assert rr.spawn(program, 2) == [(2, name) for name in before]
+
+
+def test_another_thread_may_end_a_measurement():
+    """As where it ends an update of a state."""
+
+    def program(comm):
+        pace = ComputeTimer(comm, lambda step, seconds: None)
+        pace.after(106)
+        thread = threading.Thread(target=pace.close)
+        thread.start()
+        thread.join()
+        return refusals_here()._depth[0]
+
+    assert rr.spawn(program, 2) == [0, 0]

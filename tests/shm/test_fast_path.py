@@ -738,6 +738,20 @@ def test_who_leaves_makes_no_more_calls():
     assert spawn(program) == [True, True]
 
 
+def test_after_a_loss_no_array_lies_where_a_stopped_peer_may_still_write():
+    def program(comm):
+        before = comm.empty(8)
+        comm.barrier()
+        if comm.rank:
+            comm.leave("enough")
+        with pytest.raises(rr.PeerLostError, match="enough"):
+            comm.barrier()
+        after = comm.empty(8)
+        return before.base is None, after.base is None, comm._engine.executables.pages(8)
+
+    assert spawn(program) == [(False, True, None)] * 2
+
+
 def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
     """As from a signal's handler, which may raise wherever Python is."""
 
