@@ -738,7 +738,10 @@ def test_who_leaves_makes_no_more_calls():
     assert spawn(program) == [True, True]
 
 
+@pytest.mark.slow
 def test_after_a_loss_no_array_lies_where_a_stopped_peer_may_still_write():
+    """Threads share no segment."""
+
     def program(comm):
         before = comm.empty(8)
         comm.barrier()
@@ -749,7 +752,8 @@ def test_after_a_loss_no_array_lies_where_a_stopped_peer_may_still_write():
         after = comm.empty(8)
         return before.base is None, after.base is None, comm._engine.executables.pages(8)
 
-    assert spawn(program) == [(False, True, None)] * 2
+    found = rr.spawn(program, 2, config=SHARED, timeout_s=120, processes=True)
+    assert found == [(False, True, None)] * 2
 
 
 def test_an_exception_from_outside_comes_out_of_a_call_that_waits():
