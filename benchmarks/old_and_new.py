@@ -46,6 +46,7 @@ _SAME_PROGRAM = (
     "ringreduce/bench/collectives.py",
     *("ringreduce/bench/contenders.py", "ringreduce/bench/environment.py"),
     *("ringreduce/bench/gloo.py", "ringreduce/bench/inputs.py", "ringreduce/bench/world.py"),
+    *("ringreduce/system/cores.py", "ringreduce/system/place.py", "ringreduce/system/proc.py"),
 )
 """Files of this checkout that replace those of the older one in its copy.
 
@@ -293,6 +294,7 @@ def _measure_all(options: argparse.Namespace) -> None:
         for source, folder in zip((options.old, environments.ROOT), folders, strict=True):
             shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*_LEFT_BEHIND))
         for name in _SAME_PROGRAM:
+            (folders[0] / name).parent.mkdir(exist_ok=True)
             shutil.copy(environments.ROOT / name, folders[0] / name)
         for mpi in options.mpis:
             environments.make(options.environments, mpi, [])

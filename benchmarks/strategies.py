@@ -42,7 +42,7 @@ import ringreduce as rr
 from benchmarks import rows
 from ringreduce.train.compare.__main__ import compare
 from ringreduce.train.compare.options import CompareOptions
-from ringreduce.train.compare.report import Row
+from ringreduce.train.compare.report import StrategyRow
 from ringreduce.train.configuration import Given
 from ringreduce.train.strategies import LocalSGD, Mirrored, ParameterServer, Strategy, to_plain
 
@@ -85,7 +85,7 @@ SERVED = [
 
 def compared(
     comm: rr.Communicator, strategies: list[Strategy], how: dict[str, Any], **values: Any
-) -> dict[str, Row]:
+) -> dict[str, StrategyRow]:
     """Return the rows of a comparison, by name; `values` are settings.  Collective."""
     request = CompareOptions(Given(values), tuple(strategies), ranks=comm.size - 1, **how)
     found = compare(comm, request)

@@ -74,7 +74,7 @@ _BY_FILE = {
     "compiler/object_files.py": ("tests/compiler/test_jit.py",),
     "rendezvous/stores.py": ("tests/rendezvous/test_rendezvous.py",),
     "bench/table.py": ("tests/bench/test_bench.py",),
-    "picture/timeline.py": ("tests/picture/test_picture.py",),
+    "picture/layout.py": ("tests/picture/test_picture.py",),
     "supervisor/launcher.py": ("tests/launch/test_launch.py",),
     "trace/traces.py": ("tests/launch/test_traces.py",),
     "launch/explain.py": ("tests/launch/test_explain.py",),

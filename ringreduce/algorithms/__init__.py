@@ -56,6 +56,10 @@ Two all-reduces with parameters, star(k) and hierarchical(a, b), are not listed:
 
 
 def build(collective: str, algorithm: str, nodes: Nodes, root: int = 0) -> Schedule:
+    """Return the schedule of `collective` by `algorithm` for ranks placed on `nodes`.
+
+    Raises ValueError if there is no such algorithm.
+    """
     return parse(collective, algorithm)(nodes, root)
 
 

@@ -84,11 +84,16 @@ MOST_DIRECT = 32
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm that ``algorithm="auto"`` takes, and the prediction for every candidate."""
+    """The algorithm that ``algorithm="auto"`` takes, and the prediction for every candidate.
+
+    ``"auto"`` takes the first candidate in the list whose prediction is within 2 % of the cheapest.
+    """
 
     collective: str
     nbytes: int
+    """Bytes of the array."""
     algorithm: str
+    """The algorithm that is taken."""
     predicted_s: Mapping[str, float]
     """Candidate -> predicted seconds.  The candidates are in the order of the list."""
     transport: str
@@ -96,14 +101,17 @@ class Choice:
 
     @property
     def cheapest(self) -> str:
+        """The candidate with the lowest prediction."""
         return min(self.predicted_s, key=self.predicted_s.__getitem__)
 
     @property
     def is_tie(self) -> bool:
+        """Whether several candidates are within 2 % of the cheapest."""
         return len(_equally_fast(self.predicted_s)) > 1
 
     @property
     def reason(self) -> str:
+        """Why the algorithm is taken, such as: the cheapest."""
         if self.is_tie:
             return f"the first in the list within {100 * _TIE:.0f} % of the cheapest"
         return "the cheapest" if len(self.predicted_s) > 1 else "the only candidate"

@@ -26,8 +26,12 @@ from ringreduce.schedules.simulation import Wire, Workload, simulate
 
 @dataclass(frozen=True)
 class Link:
+    """The cost of one message."""
+
     alpha_s: float
+    """Latency, in seconds."""
     beta_s_per_byte: float
+    """Seconds for each byte."""
     message_s: float = 0.0
     """Seconds for which a message occupies its two ranks, besides its bytes.
 

@@ -12,7 +12,7 @@ overlap each other, and no computation.  JAX compiles the program once for each 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -86,6 +86,9 @@ class JaxReplica(Part):
         for slot, layers in zip(self.run.slots, self._slots, strict=True):
             found |= {f"{slot}/{name}": array for name, array in mlp.named(layers).items()}
         return {name: to_host(array) for name, array in found.items()}
+
+    def parameters(self) -> Iterable[Any]:
+        return map(to_host, mlp.named(self._parameters).values())
 
     def load(self, arrays: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
         self._place(super().load(arrays))

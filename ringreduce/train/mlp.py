@@ -333,6 +333,11 @@ def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str,
     return name, place
 
 
+def blocks_of(x: Array) -> Iterator[Array]:
+    """Yield `_ROWS` rows of `x` at a time; if it has none, no row once."""
+    return (x[start : start + _ROWS] for start in range(0, max(1, len(x)), _ROWS))
+
+
 def predict(
     network: Iterable[Affine], x: Array, running: Mapping[str, Array], xp: ModuleType = np
 ) -> Array:
@@ -340,7 +345,7 @@ def predict(
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    blocks = [x[start : start + _ROWS] for start in range(0, max(1, len(x)), _ROWS)]
+    blocks = list(blocks_of(x))
     for layer in network:
         blocks = [layer.predict(block, running) for block in blocks]
     return xp.concatenate(blocks)

@@ -292,11 +292,11 @@ class Part(ABC):
         found = self.classes(x)
         return 0 if found is None else int((found == labels).sum())
 
-    def parameters(self) -> list[Any]:
-        """Return this rank's parameters, or its shards of them."""
+    def parameters(self) -> Iterable[Any]:
+        """Return this rank's parameters, or its shards of them, one at a time on the device."""
         if isinstance(self.reducer, ShardedParallel):
-            return [self.run.xp.asarray(array) for array in self.reducer.own]
-        return [array for name, array in self.own.items() if "/" not in name]
+            return map(self.run.xp.asarray, self.reducer.own)
+        return (array for name, array in self.own.items() if "/" not in name)
 
     def check_equal(self) -> None:
         """Prove that replicas have bitwise the same parameters.  Raises DriftError on all ranks."""
@@ -345,7 +345,7 @@ class Part(ABC):
 
     def _gather(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         """Yield the names and the whole arrays; of `EACH`, this rank's.  Collective."""
-        reducer = self.reducer
+        reducer, own = self.reducer, self.own
         shards = reducer.arrays() if isinstance(reducer, ShardedParallel) else {}
         for name in names:
             place = self.places[name]
@@ -353,11 +353,11 @@ class Part(ABC):
                 assert self.mesh is not None
                 array = self._new(name)
                 if place.stage_rank == self.mesh.pipeline.rank:
-                    parts = {name: self.own[name]}
+                    parts = {name: own[name]}
                     array = tensor_parallel.gather(self.mesh.tensor, parts, self.run.xp)[name]
                 yield name, self.mesh.pipeline.broadcast(array, root=place.stage_rank)
             else:
-                yield name, shards[name] if place == SHARD else self.own[name]
+                yield name, shards[name] if place == SHARD else own[name]
 
     def _new(self, name: str) -> Any:
         """Return an uninitialised array like a whole one."""

@@ -39,7 +39,9 @@ class WholeModel(Part):
             layer.take(arrays)
 
     def classes(self, x: Any) -> Any:
-        return mlp.predict(self._network, x, self.running, self.run.xp).argmax(axis=1)
+        xp, blocks = self.run.xp, mlp.blocks_of(x)  # not layer by layer: that holds all outputs
+        logits = (mlp.predict(self._network, block, self.running, xp) for block in blocks)
+        return xp.concatenate([each.argmax(axis=1) for each in logits])
 
 
 class Replica(WholeModel):

@@ -53,7 +53,7 @@ class Served(WholeModel):
         self._before = Counter[int]()
         """Staleness -> pushes of the epochs before."""
         if self.store.is_server:
-            self.stored, self._network = {}, []
+            self.stored, self._parameters, self._network = {}, {}, []
         else:
             self._reduced = {name: np.empty_like(array) for name, array in params.items()}
             self.pull(slots=True)

@@ -85,7 +85,10 @@ def cut(arrays: Mapping[str, Array], rank: int, ranks: int) -> dict[str, Array]:
 def gather(
     comm: rr.Communicator, arrays: Mapping[str, Array], xp: ModuleType = np
 ) -> dict[str, Array]:
-    """Return the whole arrays from this rank's parts; of an uncut one, rank 0's.  Collective."""
+    """Return the whole arrays from this rank's parts; of an uncut one, rank 0's.  Collective.
+
+    The arrays must have the same names in the same order on all ranks.
+    """
     found = {}
     for name, array in arrays.items():
         axis = axis_of(name)

@@ -20,6 +20,8 @@ HELD = ("launcher_files", "launcher_mappings", "ranks_files", "ranks_mappings")
 """Names of the numbers that `Job.held` returns."""
 _VARIES = (0, 0, 0, 8)
 """By how many each may differ.  How many mappings a rank has depends on when its threads begin."""
+_END_S = 600.0
+"""Seconds of the last steps of a job, after which it counts as hanging."""
 _SHARED = Path("/dev/shm")
 _SETTLING_S = 5.0
 """Seconds in which a job must give up what a change has needed."""
@@ -172,7 +174,7 @@ class Job:
 
     def end(self) -> str:
         """Wait for the end; return the output.  Exits if the job fails or leaves something."""
-        output, _ = self.process.communicate(timeout=SILENCE_S)
+        output, _ = self.process.communicate(timeout=_END_S)
         if self.process.returncode != 0:
             sys.exit(f"the job ended with {self.process.returncode}")
         if left := alive_in_the_end(self._pids):

@@ -63,7 +63,8 @@ def _row(events: list[dict[str, Any]], timed: list[dict[str, Any]], kills: int) 
     row = {"changes": len(events), "planned": len(planned), "kills_meanwhile": kills}
     row["redone_most_of_planned"] = max(event["redone"] for event in planned)
     for name, some in (("", timed), ("_of_all", planned)):
-        pauses = [event["recovered_s"] for event in some]
+        # A generation that ends before its first step has no pause.
+        pauses = [event["recovered_s"] for event in some if event["recovered_s"] is not None]
         row[f"pause_s_p50{name}"] = quantile(pauses, 0.5)
         row[f"pause_s_p99{name}"] = quantile(pauses, 0.99)
     return row

@@ -128,7 +128,10 @@ class Prices:
         self._fit(measure)
 
     def predict(self, candidate: Candidate) -> float:
-        """Return the seconds of a step, as long and as divided as that of a given candidate."""
+        """Return the seconds of a step.
+
+        A candidate that was not given to `__init__` has as many samples and ranks as those.
+        """
         shape = self._shapes.get(candidate) or Shape.of(candidate, self._place)
         return self._base_s(shape, self._action_s) + self._step_s
 

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
+from ringreduce.calls.runner import Runner
 from tests.support.mpi import report
 from tests.support.programs.fault import LONG_S, caught
 
@@ -55,13 +56,13 @@ def never_init() -> None:
 def stopped_in_init() -> None:
     """Rank 1 stops between the steps of init."""
     if RANK == 1:
-        meet = rr.Communicator._meet
+        meet = Runner.meet
 
         def stop(*arguments: object) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
             meet(*arguments)
 
-        rr.Communicator._meet = stop
+        Runner.meet = stop
     try:
         rr.init(timeout_s=3)
     except rr.PeerTimeoutError as error:
