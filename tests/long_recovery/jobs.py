@@ -18,8 +18,12 @@ SILENCE_S = 90.0
 """Seconds without the next event after which a job counts as hanging."""
 HELD = ("launcher_files", "launcher_mappings", "ranks_files", "ranks_mappings")
 """Names of the numbers that `Job.held` returns."""
-_VARIES = (0, 0, 0, 8)
-"""By how many each may differ.  How many mappings a rank has depends on when its threads begin."""
+_VARIES = (0, 8, 0, 8)
+"""By how many each may differ.
+
+How many mappings a process has depends on when its threads begin, and on where memory is free.  If
+each of hundreds of losses left one, they would be more.
+"""
 _END_S = 600.0
 """Seconds of the last steps of a job, after which it counts as hanging."""
 _SHARED = Path("/dev/shm")
