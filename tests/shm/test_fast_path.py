@@ -738,21 +738,21 @@ def test_who_leaves_makes_no_more_calls():
     assert spawn(program) == [True, True]
 
 
+def empty_after_a_loss(comm):
+    before = comm.empty(8)
+    comm.barrier()
+    if comm.rank:
+        comm.leave("enough")
+    with pytest.raises(rr.PeerLostError, match="enough"):
+        comm.barrier()
+    after = comm.empty(8)
+    return before.base is None, after.base is None, comm._engine.executables.pages(8)
+
+
 @pytest.mark.slow
 def test_after_a_loss_no_array_lies_where_a_stopped_peer_may_still_write():
     """Threads share no segment."""
-
-    def program(comm):
-        before = comm.empty(8)
-        comm.barrier()
-        if comm.rank:
-            comm.leave("enough")
-        with pytest.raises(rr.PeerLostError, match="enough"):
-            comm.barrier()
-        after = comm.empty(8)
-        return before.base is None, after.base is None, comm._engine.executables.pages(8)
-
-    found = rr.spawn(program, 2, config=SHARED, timeout_s=120, processes=True)
+    found = rr.spawn(empty_after_a_loss, 2, config=SHARED, timeout_s=120, processes=True)
     assert found == [(False, True, None)] * 2
 
 
