@@ -33,6 +33,7 @@ def main(how: str) -> None:
     then, idle_s = options.pop("then", ""), options.pop("idle_s", 0)
     transport = options.pop("transport", None)
     updates = itertools.count(1)
+    over = threading.Event()  # after it a loss is one of the communicator, which nobody survives
 
     def update(parameters, slots, gradient, staleness, number) -> None:
         half = len(parameters) // 2
@@ -42,35 +43,34 @@ def main(how: str) -> None:
         parameters[half:] += gradient[half:] != 0
 
     params = {"w": np.zeros(count), "v": np.zeros(9)}
-    with (
-        rr.init(timeout_s=60, transport=transport) as comm,
-        rr.train.ParameterStore(comm, params, update, **options) as store,
-    ):
-        if isinstance(moment, float):
-            timer = threading.Timer(moment, kill)
-            timer.daemon = True
-            timer.start()
-        if store.is_server:
-            begin_s, busy_s = time.perf_counter(), time.process_time()
-            store.serve()
-            share = (time.process_time() - busy_s) / (time.perf_counter() - begin_s)
-            digests = {
-                shard: hashlib.sha256(b"".join(map(bytes, replica._parameters.values())))
-                for shard, replica in store._server.replicas.items()
-            }
-            replicas = {shard: each.hexdigest() for shard, each in digests.items()}
-            found = {"replicas": replicas, "busy": round(share, 3)}
-        else:
-            time.sleep(idle_s)
-            pushes = []
-            for number in store.steps(count):
-                store.pull()
-                began = time.time()
-                store.push({"w": np.eye(1, count, number)[0], "v": np.ones(9)})
-                pushes.append((began, time.time()))
-            wrong = np.flatnonzero(store.pull()["w"] != 1).tolist()
-            found = {"wrong": wrong, "pushes": pushes}
-        report(RANK, found | {"lost": store.stats.lost})
+    with rr.init(timeout_s=60, transport=transport) as comm:
+        with rr.train.ParameterStore(comm, params, update, **options) as store:
+            if isinstance(moment, float):
+                timer = threading.Timer(moment, lambda: over.is_set() or kill())
+                timer.daemon = True
+                timer.start()
+            if store.is_server:
+                begin_s, busy_s = time.perf_counter(), time.process_time()
+                store.serve()
+                share = (time.process_time() - busy_s) / (time.perf_counter() - begin_s)
+                digests = {
+                    shard: hashlib.sha256(b"".join(map(bytes, replica._parameters.values())))
+                    for shard, replica in store._server.replicas.items()
+                }
+                replicas = {shard: each.hexdigest() for shard, each in digests.items()}
+                found = {"replicas": replicas, "busy": round(share, 3)}
+            else:
+                time.sleep(idle_s)
+                pushes = []
+                for number in store.steps(count):
+                    store.pull()
+                    began = time.time()
+                    store.push({"w": np.eye(1, count, number)[0], "v": np.ones(9)})
+                    pushes.append((began, time.time()))
+                wrong = np.flatnonzero(store.pull()["w"] != 1).tolist()
+                found = {"wrong": wrong, "pushes": pushes}
+            report(RANK, found | {"lost": store.stats.lost})
+        over.set()
     exec(then)
 
 
