@@ -105,7 +105,7 @@ class Engine:
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None if the ranks share no memory."""
         if config.memory is not None:
-            self.fast_path = self.executables.fast_path = self.queue.lock = FastPath(
+            self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
                 self._is_idle,
                 self.agreement,

@@ -62,8 +62,6 @@ class Executables:
             self.shared_memory = SharedMemory(
                 segments, transport.rank, config, control.report_mismatch
             )
-        self.fast_path: FastPath | None = None
-        """Repeats calls in compiled code; None if the ranks share no memory."""
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
 
@@ -140,14 +138,17 @@ class Executables:
         for blocks in self._blocks.values():
             blocks.close()
 
-    # --- the fast path: there is one, and no call is queued ---
+    # --- the fast path, while no call is queued ---
 
     def admit(
-        self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
+        self,
+        path: FastPath,
+        collective: str,
+        call: Call,
+        array: np.ndarray,
+        arguments: Mapping[str, Any],
     ) -> None:
         """Admit a call to the fast path after the general path has made it on `array`."""
-        path = self.fast_path
-        assert path is not None
         if call.takes_out:
             collective = SCATTER_TO_OUT
         key = key_of(collective, array.dtype, [array.shape], arguments)
@@ -157,11 +158,13 @@ class Executables:
                 path.admit(key, admitted, call.shape)
 
     def admit_list(
-        self, fused: Fused, arrays: Sequence[np.ndarray], arguments: Mapping[str, Any]
+        self,
+        path: FastPath,
+        fused: Fused,
+        arrays: Sequence[np.ndarray],
+        arguments: Mapping[str, Any],
     ) -> None:
         """Admit an all-reduce of a list to the fast path after the general path has made it."""
-        path = self.fast_path
-        assert path is not None
         if not any(array.size for array in arrays):
             return
         dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
@@ -177,30 +180,31 @@ class Executables:
             admitted.table = ListTable(batches, dtype, self._config.single_copy_from)
             path.admit(key, admitted, tuple(shapes))
 
-    def admit_barrier(self, call: Call) -> None:
+    def admit_barrier(self, path: FastPath, call: Call) -> None:
         """Admit a barrier to the fast path after the general path has made it."""
-        path = self.fast_path
-        assert path is not None
         if not path.has_barrier:
             admitted = self._compiled_call(call, [call])
             if admitted is not None:
                 path.admit_barrier(admitted)
 
     def planned(
-        self, call: Call, timeout_s: float | None, result: Any, general: Callable[[], Any]
+        self,
+        path: FastPath,
+        call: Call,
+        timeout_s: float | None,
+        result: Any,
+        general: Callable[[], Any],
     ) -> Callable[[], Any] | None:
         """Return a compiled function that makes a call on the arrays its executable is bound to.
 
         The function returns `result`.  It calls `general` if the call is not eligible for the fast
         path at that time.  Returns None if the call is not one compiled program.
         """
-        if self.fast_path is None:
-            return None
         admitted = self._compiled_call(call, [call])
         if admitted is None or not admitted.executables[0].is_bound:
             return None
         admitted.timeout_s = timeout_s
-        return self.fast_path.planned(admitted, result, general)
+        return path.planned(admitted, result, general)
 
     def _compiled_call(self, call: Call | Fused, batches: Sequence[Call]) -> CompiledCall | None:
         """Return `call` with the compiled program of each batch; None if a batch has none."""
