@@ -1,4 +1,4 @@
-"""The executables of a communicator: how each call is run, and what is left of it if it breaks off.
+"""The executables of a communicator: each runs a call, and is broken off after an error.
 
 A call on arrays of ranks that share memory is one compiled program.  Any other call is a plan whose
 messages a transport carries.
@@ -49,17 +49,17 @@ class Executables:
     ) -> None:
         self._transport, self._host, self._config = transport, host, config
         self._control = control
-        self.flows = FlowCache(transport, config)
+        self._flows = FlowCache(transport, config)
         self.arena = None if segments is None else Arena(segments.arena)
         """Allocates arrays that the other ranks reach.  None: the ranks share no memory, or a rank
         is lost: one that was stopped may go on, and write to the memory of its peers."""
         self._blocks: dict[Device, PinnedPieces] = {}
         """Pinned host memory for calls on a GPU, by device."""
-        self.shared_memory: SharedMemory | None = None
+        self._shared_memory: SharedMemory | None = None
         """The memory that all ranks of the communicator share; None if they share none."""
         if config.memory is not None:
             assert segments is not None
-            self.shared_memory = SharedMemory(
+            self._shared_memory = SharedMemory(
                 segments, transport.rank, config, control.report_mismatch
             )
         self.running: list[Executable] = []
@@ -81,12 +81,12 @@ class Executables:
 
     def _by_program(self, plan: Plan, call: Call) -> ShmExecutable | None:
         """As `_through_shared_memory`, for one plan of a call in host memory."""
-        assert self.shared_memory is not None
+        assert self._shared_memory is not None
         op, dtype = call.op, call.wire_dtype
-        instructions = self.shared_memory.instructions(plan, op, dtype)
+        instructions = self._shared_memory.instructions(plan, op, dtype)
         if instructions is None:
             return None
-        program = self.shared_memory.program(instructions, plan, self._host, op, dtype)
+        program = self._shared_memory.program(instructions, plan, self._host, op, dtype)
         return ShmExecutable(program, self._host, self._control)
 
     def _by_pieces(self, call: Call) -> Executable | None:
@@ -130,11 +130,11 @@ class Executables:
             )
         how = arithmetic, call.in_flight, call.staged_bytes
         task = Task(call.plan, device, dtype, call.shapes, *how)
-        return MessageExecutable(task, self.flows, self._control)
+        return MessageExecutable(task, self._flows, self._control)
 
     def close(self) -> None:
         """Free all memory.  No executable is used any more."""
-        self.flows.close()
+        self._flows.close()
         for blocks in self._blocks.values():
             blocks.close()
 
@@ -234,10 +234,10 @@ class Executables:
 
         All receives are withdrawn before.
         """
-        self.flows.count_all()
+        self._flows.count_all()
         for executable in self.running:
             executable.tally()
-        return self.flows.sent, self.flows.received
+        return self._flows.sent, self._flows.received
 
     def sends_done(self) -> bool:
         """Whether every send that was started is complete."""
@@ -246,7 +246,7 @@ class Executables:
     @property
     def rounds(self) -> int:
         """Number of rounds through shared memory that this rank has begun."""
-        return 0 if self.shared_memory is None else self.shared_memory.rounds
+        return 0 if self._shared_memory is None else self._shared_memory.rounds
 
     def start_afresh(self, rounds: int) -> None:
         """Forget the call under way, whose messages are all withdrawn, drained or complete.
@@ -255,10 +255,10 @@ class Executables:
         """
         for executable in self.running:
             executable.reset()
-        if self.shared_memory is not None:
-            self.shared_memory.go_on_from(rounds)
+        if self._shared_memory is not None:
+            self._shared_memory.go_on_from(rounds)
         self.running.clear()
-        self.flows.forget_counts()
+        self._flows.forget_counts()
 
     def abandon(self) -> None:
         """Withdraw the receives under way, for `_WITHDRAWING_S` at most.
@@ -267,8 +267,8 @@ class Executables:
         may go on to write to the arrays of the call.  So all these are kept until the process ends.
         """
         self.arena = None
-        if self.shared_memory is not None:
-            self.shared_memory.leave()
+        if self._shared_memory is not None:
+            self._shared_memory.leave()
         end = time.monotonic() + _WITHDRAWING_S
         with contextlib.suppress(Exception):  # an error of MPI changes nothing now
             while not self.withdraw() and time.monotonic() < end:
