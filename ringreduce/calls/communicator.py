@@ -103,7 +103,7 @@ class Communicator(Collectives, PointToPoint):
         self.nodes = topology.nodes
         self._transport, self._engine = transport, runner.engine
         self._ending = Ending(runner.engine, runner.calls.meeting("close", ()))
-        """With the engine and the runner, all that other packages need besides public methods."""
+        """Other packages use this, the engine, the runner, and public methods."""
         self._adopt = adopt
         """Called with the end of this communicator, and of all that `split` or `shrink` make."""
         vars(self).update(collectives.compiled_entries(runner, type(self)))

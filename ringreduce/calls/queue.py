@@ -29,7 +29,7 @@ Polled = Generator[bool, None, Any]
 result."""
 T = TypeVar("T")
 _NEVER_POLLED: Polled = (moved for moved in (True,))
-"""For messages between two ranks: their endpoint makes progress."""
+"""The generator of messages between two ranks: their endpoint makes progress."""
 
 _ENDS_S = 1.0
 """Seconds that `close` waits for the thread, which is idle."""
@@ -325,7 +325,7 @@ class CallQueue:
         self.lock: Any = threading.RLock()
         """Held while a call takes its place in the order."""
         self._meter: _MeteredLock | None = None
-        """In the place of the lock, while the calls of a thread are measured."""
+        """The metered lock in `lock`, while the calls of a thread are measured."""
         self._wait, self._yielding, self._threads = wait, yielding, threads
         self.works: deque[Work[Any]] = deque()
         """The asynchronous calls that are not over, in order."""
@@ -465,7 +465,7 @@ class CallQueue:
         meter = self._meter
         assert meter is not None
         self.lock, self._meter = meter.lock, None
-        meter.refusals.end_general()  # another thread may end an update
+        meter.refusals.end_general()  # of the thread that began, which may be another
         return meter.seconds
 
     def advance(self) -> None:
