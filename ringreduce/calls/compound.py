@@ -15,8 +15,8 @@ from ringreduce.calls.arrays import as_out, from_host, is_input
 from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.engine import NOTHING, Engine
-from ringreduce.calls.queue import Polled
 from ringreduce.calls.runner import Runner
+from ringreduce.calls.work import Polled
 from ringreduce.config import as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError, counted

@@ -14,10 +14,10 @@ from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.collectives import ARGUMENTS
 from ringreduce.calls.ops import op_name
-from ringreduce.calls.queue import Polled
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.calls.runner import Runner, move
 from ringreduce.calls.views import forbid_resizing
+from ringreduce.calls.work import Polled
 from ringreduce.config import as_seconds
 from ringreduce.errors import did_you_mean, shown
 from ringreduce.schedules.collectives import COLLECTIVES

@@ -32,7 +32,7 @@ from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
-from ringreduce.calls.queue import Polled
+from ringreduce.calls.work import Polled
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.shm.blocks import Blocks, share_blocks
