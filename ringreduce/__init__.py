@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ringreduce.algorithms.register import register_algorithm
     from ringreduce.calls.communicator import Communicator
     from ringreduce.calls.exact import ExactSum
-    from ringreduce.calls.queue import Work, wait_any
     from ringreduce.calls.shared_array import SharedArray
+    from ringreduce.calls.work import Work, wait_any
     from ringreduce.config import Config
     from ringreduce.errors import (
         MismatchError,
@@ -77,14 +77,14 @@ _MODULES = {
     "ExactSum": "calls.exact",
     "SharedArray": "calls.shared_array",
     "State": "recovery.state",
-    "Work": "calls.queue",
+    "Work": "calls.work",
     "elastic": "recovery.elastic",
     "init": "start.init",
     "is_elastic": "recovery.elastic",
     "register_algorithm": "algorithms.register",
     "span": "trace.recorder",
     "spawn": "start.spawn",
-    "wait_any": "calls.queue",
+    "wait_any": "calls.work",
 }
 _PACKAGES = ("pipeline", "train")
 

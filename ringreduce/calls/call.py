@@ -1,4 +1,4 @@
-"""What a call on one array, or on a list of arrays, has each time that it is made."""
+"""The fixed part of a call on one array, or on a list of arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What a call has each time that it is made: signature, plan, shapes, dtypes, executable."""
+    """The part of a call that is fixed: signature, plan, shapes, dtypes and executable."""
 
     signature: Signature
     plan: Plan

@@ -413,7 +413,8 @@ class Collectives:
         if engine.fast_path is not None:
             with engine.queue.lock:
                 if not engine.queue.busy:
-                    engine.executables.admit_barrier(runner.calls.meeting("barrier", ()))
+                    call = runner.calls.meeting("barrier", ())
+                    engine.executables.admit_barrier(engine.fast_path, call)
         return work
 
 
@@ -446,8 +447,10 @@ def compiled_entries(runner: Runner, kind: type) -> dict[str, Function]:
     and not the communicator that has them.
     """
     path, general, made = runner.engine.fast_path, Collectives(runner), {}
+    if path is None:
+        return {}
     for name in ENTRIES:
-        if path is not None and getattr(kind, name) is getattr(Collectives, name):
+        if getattr(kind, name) is getattr(Collectives, name):
             counted = "counts" in ARGUMENTS.get(name, ()) and "its rank" in COLLECTIVES[name]
             made[name] = path.entry(name, getattr(general, name), counted)
     return made

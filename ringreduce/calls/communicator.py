@@ -103,7 +103,7 @@ class Communicator(Collectives, PointToPoint):
         self.nodes = topology.nodes
         self._transport, self._engine = transport, runner.engine
         self._ending = Ending(runner.engine, runner.calls.meeting("close", ()))
-        """With the engine and the runner, all that other packages need besides public methods."""
+        """Other packages use this, the engine, the runner, and public methods."""
         self._adopt = adopt
         """Called with the end of this communicator, and of all that `split` or `shrink` make."""
         vars(self).update(collectives.compiled_entries(runner, type(self)))
@@ -300,20 +300,19 @@ class Communicator(Collectives, PointToPoint):
         if not _is_int64(key):
             raise ValueError(f"split: key is {shown(key)}; pass an int")
         colored = -1 if color is None else color
-        runner = self._runner
-        with runner.queue.lock:
+        runner, parts = self._runner, self._ending.parts
+        with runner.engine.queue.lock:
             runner.engine.check_usable()
-            mine = np.array([colored, key, *self._ending.parts.dropped()], np.int64)
+            mine = np.array([colored, key, *parts.dropped()], np.int64)
             call = runner.calls.exchange("split", (), mine.nbytes)
             pairs = runner.run(call, mine.view(np.uint8), None, None, False).view(np.int64)
-        parts = self._ending.parts
         parts.close_dropped(pairs[:, 2:].tolist())
         ranks = sorted(range(self.size), key=lambda rank: (pairs[rank, 1], rank))
         members = [rank for rank in ranks if pairs[rank, 0] == colored]
         if color is None:
             return None
         number = parts.exchanges
-        part = self._transport.split(members, number, self._runner.timeout_s)
+        part = self._transport.split(members, number, runner.timeout_s)
         part.job_ranks = [self._transport.job_ranks[member] for member in members]
         made = self._with(part, members)
         parts.add(made._ending, made._runner, members)

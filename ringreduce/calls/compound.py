@@ -15,15 +15,15 @@ from ringreduce.calls.arrays import as_out, from_host, is_input
 from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.engine import NOTHING, Engine
-from ringreduce.calls.queue import Polled
 from ringreduce.calls.runner import Runner
+from ringreduce.calls.work import Polled
 from ringreduce.config import as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.errors import MismatchError, counted
 from ringreduce.planning.plan import shard_counts
 
 _UNKNOWN = -1
-"""In place of an expected count: the rank accepts any count."""
+"""The expected count of a rank that accepts any count."""
 _HEAD = "24s2q"
 """An announcement in the words of `struct`: the dtype's name, place, and number of dimensions."""
 _ANNOUNCED_BYTES = calcsize(_HEAD) + 8 * 64
@@ -99,7 +99,7 @@ def _exchange(
     """Exchange the `counts` of all ranks, then make the call ``call_for(calls, table)``.
 
     Row i of the table has the counts of rank i.  ``lengths(table)`` are the first dimensions of the
-    results of all ranks.  What it raises, or a wrong `out` on one rank, is raised on all.
+    results of all ranks.  Errors of `lengths`, and of a wrong `out` on one rank, are raised on all.
     """
     engine = runner.engine
     with engine.queue.lock:

@@ -1,4 +1,4 @@
-"""How a communicator ends if no error ends it: it is closed, left, superseded, or dropped.
+"""The end of a communicator without an error: it is closed, left, superseded, or dropped.
 
 The ranks of a communicator that their programs drop without `close` close it together, in an
 exchange of their parent.
@@ -226,7 +226,7 @@ class Parts:
     def __init__(self, rank: int) -> None:
         self._rank, self.exchanges = rank, 0
         self.made: dict[int, _Part] = {}
-        """By the number of the exchange; ranks are numbered as in the parent."""
+        """The communicators by the number of the exchange; ranks are numbered as in the parent."""
 
     def add(self, ending: Ending, held: object, ranks: Iterable[int]) -> None:
         """Add the communicator that `ranks` have made in the latest exchange.

@@ -22,9 +22,10 @@ import numpy as np
 
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.executables import Executables
-from ringreduce.calls.queue import CallQueue, Polled
+from ringreduce.calls.queue import CallQueue
 from ringreduce.calls.refusals import refusals_here
 from ringreduce.calls.views import view_of_all
+from ringreduce.calls.work import Polled
 from ringreduce.config import Config
 from ringreduce.control.agreement import Agreement, Interrupt
 from ringreduce.control.diagnostics import call_text
@@ -105,7 +106,7 @@ class Engine:
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None if the ranks share no memory."""
         if config.memory is not None:
-            self.fast_path = self.executables.fast_path = self.queue.lock = FastPath(
+            self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
                 self._is_idle,
                 self.agreement,

@@ -1,4 +1,4 @@
-"""The executables of a communicator: how each call is run, and what is left of it if it breaks off.
+"""The executables of a communicator: each runs a call, and is broken off after an error.
 
 A call on arrays of ranks that share memory is one compiled program.  Any other call is a plan whose
 messages a transport carries.
@@ -49,21 +49,19 @@ class Executables:
     ) -> None:
         self._transport, self._host, self._config = transport, host, config
         self._control = control
-        self.flows = FlowCache(transport, config)
+        self._flows = FlowCache(transport, config)
         self.arena = None if segments is None else Arena(segments.arena)
         """Allocates arrays that the other ranks reach.  None: the ranks share no memory, or a rank
         is lost: one that was stopped may go on, and write to the memory of its peers."""
         self._blocks: dict[Device, PinnedPieces] = {}
         """Pinned host memory for calls on a GPU, by device."""
-        self.shared_memory: SharedMemory | None = None
+        self._shared_memory: SharedMemory | None = None
         """The memory that all ranks of the communicator share; None if they share none."""
         if config.memory is not None:
             assert segments is not None
-            self.shared_memory = SharedMemory(
+            self._shared_memory = SharedMemory(
                 segments, transport.rank, config, control.report_mismatch
             )
-        self.fast_path: FastPath | None = None
-        """Repeats calls in compiled code; None if the ranks share no memory."""
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
 
@@ -83,12 +81,12 @@ class Executables:
 
     def _by_program(self, plan: Plan, call: Call) -> ShmExecutable | None:
         """As `_through_shared_memory`, for one plan of a call in host memory."""
-        assert self.shared_memory is not None
+        assert self._shared_memory is not None
         op, dtype = call.op, call.wire_dtype
-        instructions = self.shared_memory.instructions(plan, op, dtype)
+        instructions = self._shared_memory.instructions(plan, op, dtype)
         if instructions is None:
             return None
-        program = self.shared_memory.program(instructions, plan, self._host, op, dtype)
+        program = self._shared_memory.program(instructions, plan, self._host, op, dtype)
         return ShmExecutable(program, self._host, self._control)
 
     def _by_pieces(self, call: Call) -> Executable | None:
@@ -132,22 +130,25 @@ class Executables:
             )
         how = arithmetic, call.in_flight, call.staged_bytes
         task = Task(call.plan, device, dtype, call.shapes, *how)
-        return MessageExecutable(task, self.flows, self._control)
+        return MessageExecutable(task, self._flows, self._control)
 
     def close(self) -> None:
         """Free all memory.  No executable is used any more."""
-        self.flows.close()
+        self._flows.close()
         for blocks in self._blocks.values():
             blocks.close()
 
-    # --- the fast path: there is one, and no call is queued ---
+    # --- the fast path, while no call is queued ---
 
     def admit(
-        self, collective: str, call: Call, array: np.ndarray, arguments: Mapping[str, Any]
+        self,
+        path: FastPath,
+        collective: str,
+        call: Call,
+        array: np.ndarray,
+        arguments: Mapping[str, Any],
     ) -> None:
         """Admit a call to the fast path after the general path has made it on `array`."""
-        path = self.fast_path
-        assert path is not None
         if call.takes_out:
             collective = SCATTER_TO_OUT
         key = key_of(collective, array.dtype, [array.shape], arguments)
@@ -157,11 +158,13 @@ class Executables:
                 path.admit(key, admitted, call.shape)
 
     def admit_list(
-        self, fused: Fused, arrays: Sequence[np.ndarray], arguments: Mapping[str, Any]
+        self,
+        path: FastPath,
+        fused: Fused,
+        arrays: Sequence[np.ndarray],
+        arguments: Mapping[str, Any],
     ) -> None:
         """Admit an all-reduce of a list to the fast path after the general path has made it."""
-        path = self.fast_path
-        assert path is not None
         if not any(array.size for array in arrays):
             return
         dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
@@ -177,30 +180,31 @@ class Executables:
             admitted.table = ListTable(batches, dtype, self._config.single_copy_from)
             path.admit(key, admitted, tuple(shapes))
 
-    def admit_barrier(self, call: Call) -> None:
+    def admit_barrier(self, path: FastPath, call: Call) -> None:
         """Admit a barrier to the fast path after the general path has made it."""
-        path = self.fast_path
-        assert path is not None
         if not path.has_barrier:
             admitted = self._compiled_call(call, [call])
             if admitted is not None:
                 path.admit_barrier(admitted)
 
     def planned(
-        self, call: Call, timeout_s: float | None, result: Any, general: Callable[[], Any]
+        self,
+        path: FastPath,
+        call: Call,
+        timeout_s: float | None,
+        result: Any,
+        general: Callable[[], Any],
     ) -> Callable[[], Any] | None:
         """Return a compiled function that makes a call on the arrays its executable is bound to.
 
         The function returns `result`.  It calls `general` if the call is not eligible for the fast
         path at that time.  Returns None if the call is not one compiled program.
         """
-        if self.fast_path is None:
-            return None
         admitted = self._compiled_call(call, [call])
         if admitted is None or not admitted.executables[0].is_bound:
             return None
         admitted.timeout_s = timeout_s
-        return self.fast_path.planned(admitted, result, general)
+        return path.planned(admitted, result, general)
 
     def _compiled_call(self, call: Call | Fused, batches: Sequence[Call]) -> CompiledCall | None:
         """Return `call` with the compiled program of each batch; None if a batch has none."""
@@ -230,10 +234,10 @@ class Executables:
 
         All receives are withdrawn before.
         """
-        self.flows.count_all()
+        self._flows.count_all()
         for executable in self.running:
             executable.tally()
-        return self.flows.sent, self.flows.received
+        return self._flows.sent, self._flows.received
 
     def sends_done(self) -> bool:
         """Whether every send that was started is complete."""
@@ -242,7 +246,7 @@ class Executables:
     @property
     def rounds(self) -> int:
         """Number of rounds through shared memory that this rank has begun."""
-        return 0 if self.shared_memory is None else self.shared_memory.rounds
+        return 0 if self._shared_memory is None else self._shared_memory.rounds
 
     def start_afresh(self, rounds: int) -> None:
         """Forget the call under way, whose messages are all withdrawn, drained or complete.
@@ -251,10 +255,10 @@ class Executables:
         """
         for executable in self.running:
             executable.reset()
-        if self.shared_memory is not None:
-            self.shared_memory.go_on_from(rounds)
+        if self._shared_memory is not None:
+            self._shared_memory.go_on_from(rounds)
         self.running.clear()
-        self.flows.forget_counts()
+        self._flows.forget_counts()
 
     def abandon(self) -> None:
         """Withdraw the receives under way, for `_WITHDRAWING_S` at most.
@@ -263,8 +267,8 @@ class Executables:
         may go on to write to the arrays of the call.  So all these are kept until the process ends.
         """
         self.arena = None
-        if self.shared_memory is not None:
-            self.shared_memory.leave()
+        if self._shared_memory is not None:
+            self._shared_memory.leave()
         end = time.monotonic() + _WITHDRAWING_S
         with contextlib.suppress(Exception):  # an error of MPI changes nothing now
             while not self.withdraw() and time.monotonic() < end:

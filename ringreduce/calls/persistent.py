@@ -14,10 +14,10 @@ from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call
 from ringreduce.calls.collectives import ARGUMENTS
 from ringreduce.calls.ops import op_name
-from ringreduce.calls.queue import Polled
 from ringreduce.calls.refusals import refuse_copy
 from ringreduce.calls.runner import Runner, move
 from ringreduce.calls.views import forbid_resizing
+from ringreduce.calls.work import Polled
 from ringreduce.config import as_seconds
 from ringreduce.errors import did_you_mean, shown
 from ringreduce.schedules.collectives import COLLECTIVES
@@ -33,7 +33,7 @@ def plan(runner: Runner, collective: str, x: Any, out: Any, arguments: dict[str,
         array = runner.counted_to_scatter(x, arguments.get("root", 0), out)
     else:
         array = as_array("plan", x)
-    with runner.queue.lock:
+    with runner.engine.queue.lock:
         runner.engine.check_usable()
         call = planned_call(runner.calls_on(array), collective, array, arguments)
         array, target = runner.placed(call, array, out)
@@ -141,8 +141,10 @@ class PersistentCall:
 
         The function keeps this object alive.
         """
-        how = self._call, self._timeout_s, self._result, self
-        return self._engine.executables.planned(*how) or self
+        path, how = self._engine.fast_path, (self._call, self._timeout_s, self._result, self)
+        if path is None:
+            return self
+        return self._engine.executables.planned(path, *how) or self
 
     def _body(self, header: bytes) -> Polled:
         yield from move(self._engine, self._call, self._source, self._target, header)

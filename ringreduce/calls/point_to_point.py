@@ -13,8 +13,8 @@ from ringreduce.calls.arguments import check_out, shown
 from ringreduce.calls.arrays import as_array, as_writable, from_host, to_host
 from ringreduce.calls.engine import Engine
 from ringreduce.calls.ops import check_movable
-from ringreduce.calls.queue import Work
 from ringreduce.calls.runner import Runner
+from ringreduce.calls.work import Work
 from ringreduce.config import as_seconds
 from ringreduce.point_to_point.endpoint import Endpoint, no_message_error
 from ringreduce.point_to_point.operations import ANY, Operation

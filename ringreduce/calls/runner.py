@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.calls.arguments import (
+    at_least_1d,
     check_apart,
     check_out,
     check_root,
@@ -31,7 +32,7 @@ from ringreduce.calls.cache import Calls
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
-from ringreduce.calls.queue import Polled
+from ringreduce.calls.work import Polled
 from ringreduce.config import Config, Memory, as_seconds
 from ringreduce.devices.base import Device
 from ringreduce.shm.blocks import Blocks, share_blocks
@@ -66,7 +67,6 @@ class Runner:
             config = replace(config, memory=memory)
         self.config, self._topology = config, topology
         self.engine = Engine(transport, device, config, timeout_s, segments)
-        self.queue = self.engine.queue
         self.calls = Calls(topology, device, config, self.engine.discard)
         """Calls on arrays in host memory."""
         self.by_messages = Calls(topology, device, self.given, self.engine.discard)
@@ -85,13 +85,13 @@ class Runner:
     ) -> Any:
         """Make a call of the collective `name` on one array; `given` as for `Calls.make`."""
         engine = self.engine
-        with self.queue.lock:
+        with engine.queue.lock:
             engine.check_usable()
             calls = self.calls if type(array) is np.ndarray else self.calls_on(array)
             call = calls.get(name, array, given)
             result = self.run(call, array, out, timeout_s, async_op)
-            if engine.fast_path is not None and not (async_op or self.queue.busy):
-                engine.executables.admit(name, call, array, given)
+            if engine.fast_path is not None and not (async_op or engine.queue.busy):
+                engine.executables.admit(engine.fast_path, name, call, array, given)
             return result
 
     def run(self, call: Call, array: Any, out: Any, timeout_s: float | None, async_op: bool) -> Any:
@@ -105,7 +105,7 @@ class Runner:
             result = None if call.shape is None else target if out is None else out
         if timeout_s is not None:
             timeout_s = as_seconds(_name(call), timeout_s)
-        if async_op or call.converts or call.stream is not None or self.queue.busy:
+        if async_op or call.converts or call.stream is not None or self.engine.queue.busy:
 
             def body(header: bytes) -> Polled:
                 yield from move(self.engine, call, array, target, header)
@@ -177,9 +177,9 @@ class Runner:
                 return results
 
             done = engine.run(fused, body, timeout_s, async_op, calls.device.stream)
-            is_fast = engine.fast_path is not None and calls is self.calls
-            if is_fast and not (async_op or engine.queue.busy):
-                engine.executables.admit_list(fused, arrays, given)
+            path = engine.fast_path if calls is self.calls else None
+            if path is not None and not (async_op or engine.queue.busy):
+                engine.executables.admit_list(path, fused, arrays, given)
             return done
 
     def share(self, shape: tuple[int, ...], dtype: np.dtype[Any], owner: int) -> Blocks:
@@ -195,7 +195,7 @@ class Runner:
         nbytes = prod(shape) * dtype.itemsize
         transport = self.engine.transport
         how = transport.yielding.crowded, self.timeout_s, transport.job_ranks
-        with self.queue.lock:
+        with self.engine.queue.lock:
             self.engine.check_usable()
             return share_blocks(nbytes, dtype, owner, self.rank, collect, *how)
 
@@ -211,8 +211,8 @@ class Runner:
                 f"scatter: rank {self.rank} passes no out; with counts, all ranks but the root, "
                 f"rank {root}, pass an array for their rows"
             )
-        view: np.ndarray = as_writable("scatter", out)
-        return view.reshape(1) if view.ndim == 0 else view
+        view: np.ndarray = at_least_1d(as_writable("scatter", out))
+        return view
 
     def to_scatter(self, x: Any, root: int) -> np.ndarray | None:
         """Return the root's array on the root, None on other ranks."""

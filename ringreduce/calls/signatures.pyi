@@ -11,7 +11,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ringreduce.calls import collectives
-from ringreduce.calls.queue import Work
+from ringreduce.calls.work import Work
 
 # Editors complete the names.
 _Op: TypeAlias = Literal["sum", "mean", "min", "max", "prod", "and", "or", "xor"] | str | MPI.Op

@@ -1,1 +1,1 @@
-"""What commands print: lines that fit the terminal, colours, and a live line of progress."""
+"""The output of commands: lines that fit the terminal, colours, and a live line of progress."""

@@ -118,7 +118,7 @@ def one_write() -> Iterator[None]:
 
 
 def is_interactive() -> bool:
-    """Whether a person types the program: an exception does not end it then."""
+    """Return whether a person types the program: an exception does not end it then."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
@@ -154,6 +154,7 @@ def end_job(code: int) -> None:
 
 
 def _ends_at_once() -> bool:
+    """Return whether `end_job` may end this process before it returns."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         return "PMI_FD" in os.environ

@@ -136,7 +136,7 @@ class _OthersFirst:
 
 
 _without_mpi: weakref.WeakSet[Ending] = weakref.WeakSet()
-"""Of communicators of ranks that are in no MPI job."""
+"""The ends of communicators of ranks that are in no MPI job."""
 
 
 def close_without_mpi_at_exit(ending: Ending) -> None:
@@ -146,7 +146,7 @@ def close_without_mpi_at_exit(ending: Ending) -> None:
 
 
 _open: list[Ending] = []
-"""Of the communicators to close at the exit, in the order of `init`."""
+"""The ends of the communicators to close at the exit, in the order of `init`."""
 _ends: dict[Ending, Callable[[float], bool]] = {}
 """Functions that end communicators at the exit in place of `Ending.close`."""
 

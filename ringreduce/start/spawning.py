@@ -30,7 +30,7 @@ class _Copies(ForkingPickler):
 
 
 class RankTraceback(Exception):  # noqa: N818 - it is no error, but the cause of one
-    pass
+    """The traceback of an exception in the process of a rank, as text."""
 
 
 def run(body: Callable[..., Any], ranks: int, arguments: Sequence[Any], *, forks: bool) -> Any:

@@ -1,1 +1,1 @@
-"""What Linux says of this process, its host and other processes, and what is asked of Linux."""
+"""Linux: cores, memory files, processes and sockets, and the place of this rank in its job."""

@@ -1,4 +1,4 @@
-"""Memory files: memory that processes of one host map, and that no folder has.
+"""Memory files: memory that processes of one host map, and that is in no folder.
 
 Ranks `exchange` their files: each passes its process id and file descriptor to the others, which
 open the file through /proc.  Where a Unix socket joins two processes, the descriptor itself is sent
@@ -78,8 +78,8 @@ def map_file(file: int, nbytes: int) -> Any:
 def map_file_of(rank: RankFile) -> Any:
     """Map the file of a rank; None if that is impossible.
 
-    It is impossible too if the file does not begin with the token: on another host the same process
-    id and descriptor name another file.
+    None also if the file does not begin with the token: on another host the same process id and
+    descriptor name another file.
     """
     try:
         there = os.open(file_of(rank.process, rank.file), os.O_RDWR)

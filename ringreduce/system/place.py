@@ -29,7 +29,7 @@ class PlaceVariables(NamedTuple):
 
 
 HYDRA = PlaceVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-"""Of MPICH and Intel MPI."""
+"""The variables of MPICH and Intel MPI."""
 OPEN_MPI = PlaceVariables(
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -37,10 +37,10 @@ OPEN_MPI = PlaceVariables(
 SRUN = PlaceVariables(
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Of Slurm's srun: a batch script has no variables of a step."""
+"""The variables of Slurm's srun: a batch script has no variables of a step."""
 MPIS = (HYDRA, OPEN_MPI)
 OURS = PlaceVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Of ranks that the launcher starts without MPI, and of torchrun."""
+"""The variables of ranks that the launcher starts without MPI, and of torchrun."""
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """An environment variable that torchrun sets."""

@@ -1,4 +1,4 @@
-"""Calls of the kernel that Python has no function for: a process sets them for itself."""
+"""Calls of the kernel for which Python has no function: a process makes them for itself."""
 
 from __future__ import annotations
 

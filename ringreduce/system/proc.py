@@ -1,7 +1,7 @@
 """Read /proc: what the kernel says of processes, of this host and of its control groups.
 
-No other module reads it.  Names and words of processes are bytes, and may be cut.  A process is
-given by its number, or as "self".
+Its paths are in no other module.  Names and words of processes are bytes, and may be cut.  A
+process is given by its number, or as "self".
 """
 
 from __future__ import annotations

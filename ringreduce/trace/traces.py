@@ -31,6 +31,7 @@ from ringreduce.picture.style import TINTS
 from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
 
 _TAG = (1 << 63) - 1
+"""The tag of the messages that compare clocks."""
 _ROUNDS = 20
 """Messages to rank 0 and back; the fastest decides the clock of a rank."""
 _SHOWN = 24
@@ -132,6 +133,7 @@ def write(path: Path) -> None:
 
 
 def read(content: bytes) -> Iterator[tuple[int, float, list[Event]]]:
+    """Yield a tuple as in `Ranks` for each part in `content`."""
     length = HEADER.size + MOST * EVENT.size
     for at in range(0, len(content), length):
         rank, offset_s, error_s = HEADER.unpack_from(content, at)

@@ -1,4 +1,4 @@
-"""What stands in the wrong argument is refused by name, and the ops of mpi4py are understood."""
+"""A value in the wrong argument is refused by name, and the ops of mpi4py are understood."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_counts_that_are_new_in_each_call_are_not_all_kept(counts_of, shared_mem
             given = counts if counts_of == "all ranks" else counts[comm.rank]
             wanted = np.repeat(10 * np.arange(comm.size) + comm.rank, counts[:, comm.rank])
             assert np.array_equal(comm.all_to_all(x, counts=given), wanted)
-            kept.append((len(comm._runner.calls), len(comm._engine.executables.flows._flows)))
+            kept.append((len(comm._runner.calls), len(comm._engine.executables._flows._flows)))
         return kept
 
     config = rr.Config(kept_plans=5, shared_memory=shared_memory)
@@ -385,7 +385,7 @@ def test_plans_are_kept_and_bounded():
             for _ in range(2):
                 assert comm.all_reduce(np.ones(count))[:1].sum() == comm.size * (count > 0)
         comm._engine.free_discarded()
-        return len(comm._runner.calls), len(comm._engine.executables.flows._flows)
+        return len(comm._runner.calls), len(comm._engine.executables._flows._flows)
 
     config = rr.Config(kept_plans=8)
     for calls, kept in rr.spawn(program, 3, config=config):

@@ -1,4 +1,4 @@
-"""What a communicator shows of itself."""
+"""The facts that a communicator shows of itself."""
 
 from __future__ import annotations
 

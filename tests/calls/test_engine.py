@@ -1,4 +1,4 @@
-"""What a first call makes, and what calls that were made before make anew."""
+"""The programs and messages that first calls make, and that later calls make again."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_a_first_call_makes_one_program_and_unrolls_nothing(name, monkeypatch):
 
     def program(comm):
         made = Counter()
-        make = comm._engine.executables.shared_memory.program
+        make = comm._engine.executables._shared_memory.program
 
         def counted(*given):
             made["programs"] += 1
             return make(*given)
 
-        comm._engine.executables.shared_memory.program = counted
+        comm._engine.executables._shared_memory.program = counted
         x = np.full(6, comm.rank + 1.0, np.float32)
         CALLS[name](comm, x)
         first = made["programs"]
@@ -125,7 +125,7 @@ def test_calls_that_only_take_turns_free_what_is_discarded():
             for n in range(1, 12):
                 comm.all_reduce(np.ones(n), async_op=True).wait()
                 comm.all_reduce([np.ones(n), np.ones(1)])
-        return len(comm._engine._discarded), len(comm._engine.executables.flows._flows)
+        return len(comm._engine._discarded), len(comm._engine.executables._flows._flows)
 
     for discarded, flows in rr.spawn(program, 2, config=rr.Config(kept_plans=4), timeout_s=20):
         assert discarded <= 4

@@ -135,7 +135,7 @@ def given_by(rank: int, size: int) -> np.ndarray:
 
 
 def of_all(size: int) -> np.ndarray:
-    """What all ranks pass, a row each."""
+    """Return the arrays that all ranks pass, a row each."""
     return np.array([given_by(rank, size) for rank in range(size)])
 
 

@@ -219,7 +219,7 @@ def test_only_short_arrays_that_lie_apart_are_brought_together(lies, count, brou
 
     def program(comm: rr.Communicator) -> bool:
         near, far = (laid(comm, lies, [(count,)] * 20, np.float32) for _ in range(2))
-        together = comm._engine.executables.shared_memory._gather_buffer
+        together = comm._engine.executables._shared_memory._gather_buffer
         for turn in range(3):
             together[...] = 111
             for i, array in enumerate(near):

@@ -401,9 +401,9 @@ def test_ranks_begin_their_trials_of_stores_anew_after_an_error():
     def program(comm):
         for _ in range(3 * stores.FIRST_INTERVAL):
             comm.all_reduce(x)
-        trial = comm._engine.executables.shared_memory.team.trial
+        trial = comm._engine.executables._shared_memory.team.trial
         if comm.rank == 0:
-            stores.next_phase(comm._engine.executables.shared_memory.team)
+            stores.next_phase(comm._engine.executables._shared_memory.team)
         with pytest.raises(rr.MismatchError):
             comm.all_reduce(x, op="max" if comm.rank else "sum")
         return trial.phase, trial.phase_end - rounds_of(comm), trial.streams, trial.interval

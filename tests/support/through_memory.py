@@ -33,7 +33,7 @@ def facts() -> dict[str, Any]:
 
 def rounds_of(comm: rr.Communicator) -> int:
     """Return the number of flows of a communicator that go through memory."""
-    shared_memory = comm._engine.executables.shared_memory
+    shared_memory = comm._engine.executables._shared_memory
     return 0 if shared_memory is None else shared_memory.rounds
 
 
@@ -114,7 +114,7 @@ def what_comes_of(collective: str, given: list[np.ndarray], rank: int) -> np.nda
 def past_the_caches(way: str, kind: str) -> bool:
     """Stream all that peers read; return whether reads went by way of the buffer."""
     with rr.init(transport="shm", timeout_s=120, config=config_of(way)) as comm:
-        team = comm._engine.executables.shared_memory.team
+        team = comm._engine.executables._shared_memory.team
         before = 1 << 40
         team.trial.streams, team.trial.phase_end = 1, before
         team.indirect_reads = before

@@ -31,7 +31,7 @@ def main(count: int, seed: int) -> None:
         shm_instructions.DIRECT_BYTES, shm_instructions.IN_SLOT_BYTES = 1, 0
     config = rr.Config(pull_bytes=rng.choice([256, 4096, 1 << 20]), slice_bytes=1 << 14)
     with rr.init(transport="shm", timeout_s=120, config=config) as comm:
-        shared_memory = comm._engine.executables.shared_memory
+        shared_memory = comm._engine.executables._shared_memory
         shared_memory.team.delay_seed = 2 * (1000 * seed + comm.rank) + 1
         registered = comm.empty((2, 20_000), np.int64)
         wrong = sum(not right(comm, rng, registered) for _ in range(count))

@@ -55,7 +55,7 @@ comm = rr.init(transport="shm", timeout_s=120, config=config)
 x = comm.empty(_BYTES, np.uint8) if kind == "registered" else np.empty(_BYTES, np.uint8)
 x[...] = 0
 pids = comm.all_gather(np.array([os.getpid()]))
-memory, base = comm._engine.executables.shared_memory, comm._engine.executables.rounds
+memory, base = comm._engine.executables._shared_memory, comm._engine.executables.rounds
 segment = memory._memory.addresses[1]
 if comm.rank == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it after a killed rank
