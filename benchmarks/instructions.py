@@ -25,8 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-_FILE = ROOT / "bench_results" / "instructions.json"
+from benchmarks.rows import RESULTS, ROOT
+
+_FILE = RESULTS / "instructions.json"
 _RANKS = 2
 _USE_ALL = """
 import json

@@ -7,8 +7,8 @@ level and at `serialized` (not with more ranks than cores: there MPICH spins wit
 writes ``bench_results/one_host.jsonl``.  Then, or with ``--draw`` at once, prints a table for each
 dtype and number of ranks: how many times as fast ours is as the best baseline, in the run of that
 baseline; our time in units of one copy of the same bytes by all ranks at once; and for floats of 16
-bits in units of the time of float32 of the same bytes.  Draws ``docs/all_reduce.svg``
-and its dark variant.
+bits in units of the time of float32 of the same bytes.  Draws ``docs/all_reduce.svg`` and its dark
+variant.
 """
 
 from __future__ import annotations

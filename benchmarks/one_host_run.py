@@ -47,7 +47,7 @@ class Contender:
 
 
 class _OneArray(BenchArguments):
-    """A setting whose contenders all get the same buffer."""
+    """Arguments whose contenders all get the same buffer."""
 
     array: np.ndarray
 

@@ -29,7 +29,6 @@ Writes rows to ``bench_results/strategies.jsonl``.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -271,9 +270,7 @@ def main() -> None:
             if comm.rank == 0:
                 print(row, flush=True)
         if comm.rank == 0:
-            # On a machine that does other things, too, `chrt -r 1` gives the ranks their cores.
-            first = os.sched_getscheduler(0) == os.SCHED_RR
-            origin = rows.environment("chrt -r 1 " * first + rows.command_line(NAME))
+            origin = rows.environment(rows.command_line(NAME))
             same = ("mpi", "ranks", "cpu", "case", "strategy", "every", "name")
             rows.replace(NAME, [row | origin for row in found], same)
 

@@ -109,12 +109,10 @@ class BucketSetting(NamedTuple):
 REPLICAS = BucketSetting("all_reduce", "never", 0)
 STAGES = {
     1: BucketSetting("reduce_scatter", "after the step", 0),
-    2: BucketSetting(
-        "reduce_scatter", "after the step", 2
-    ),  # a bucket is filled, another is reduced
-    3: BucketSetting(
-        "reduce_scatter", "before use", 4
-    ),  # and a layer is in use, another on its way
+    # A bucket is filled, another one is reduced.
+    2: BucketSetting("reduce_scatter", "after the step", 2),
+    # Also, a layer is in use, and another one is gathered.
+    3: BucketSetting("reduce_scatter", "before use", 4),
 }
 CENTRAL = {2: BucketSetting("reduce_scatter", "never", 2)}
 _GATHERS = {"never": 0, "after the step": 1, "before use": 2}
@@ -171,7 +169,7 @@ class Workspace:
 
 
 class Bucket:
-    """Parameters, (name, array), whose gradients one call reduces as a setting says."""
+    """Parameters, pairs of name and array, whose gradients one call reduces by a setting."""
 
     def __init__(
         self,
@@ -244,7 +242,7 @@ class Bucket:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the gradients: the same views, and norm, for all settings."""
+        """This rank's shard of the gradients, as views: the same parts for all settings."""
         which = 0 if self.places else 1
         return [self.gradient[piece[which]] for piece in self.layout.own]
 
@@ -438,7 +436,7 @@ def empty(comm: rr.Communicator, like: Any, count: int) -> Any:
 def cut(
     params: Sequence[tuple[str, Any]], first_bytes: int, others_bytes: int
 ) -> list[list[tuple[str, Any]]]:
-    """Divide parameters, in order, into buckets of one dtype; a longer parameter has its own."""
+    """Divide parameters, in order, into buckets of one dtype; one that is too long has its own."""
     buckets: list[list[tuple[str, Any]]] = []
     nbytes = 0
     for name, array in params:

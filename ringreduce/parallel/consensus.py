@@ -1,6 +1,6 @@
 """Exchange texts and errors between ranks, so that all ranks go on, or fail, together.
 
-An error of parameters or reports that differ names ranks, and all ranks raise it.
+If parameters or reports differ, all ranks raise an error that names ranks.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def said(error: BaseException) -> str:
 def check_arrays(where: str, params: Any) -> dict[str, Any]:
     """Return names and arrays of floats that can be written, or raise TypeError or ValueError."""
     if not isinstance(params, Mapping) or not params:
-        said = "an empty dict" if params == {} else type(params).__name__
-        raise TypeError(f"{where}: params is {said}; wanted a dict of names and arrays")
+        passed = "an empty dict" if params == {} else type(params).__name__
+        raise TypeError(f"{where}: params is {passed}; wanted a dict of names and arrays")
     return by_name(where, params, changed=True)
 
 

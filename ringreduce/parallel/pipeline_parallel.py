@@ -318,7 +318,7 @@ class PipelineParallel:
         return messages.sent_bytes, tuple(times)
 
     def _agree(self, where: str, x: Any, labels: Any) -> tuple[int, int]:
-        """Return the samples, and a hash of the input's dtype and row shape.  Collective."""
+        """Return the number of samples, and a hash of x's dtype and row shape.  Collective."""
         needed = [("x", x, 0)] + ([("labels", labels, self._last_rank)] if where == "step" else [])
         for name, array, rank in needed:
             if array is None and (rank == self._comm.rank or (x is None and labels is None)):
@@ -344,7 +344,7 @@ class PipelineParallel:
         return rows, int(every[0, 1])
 
     def _check_alike(self) -> None:
-        """Raise on all ranks if arguments differ, or two parameters have one name."""
+        """Raise on all ranks if their arguments differ, or two parameters have one name."""
         mine = [
             f"schedule {self._name!r}",
             f"virtual {self._virtual}",

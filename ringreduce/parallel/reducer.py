@@ -103,7 +103,10 @@ class Turn:
         has_batch: bool = True,
         sums: bool = False,
     ) -> None:
-        """Start the all-reduce; number 0: of `weigh`.  `sums`: the gradients are shares already."""
+        """Start the all-reduce.  The first turn of a loop has number 1, that of `weigh` has 0.
+
+        With `sums`, the gradients are shares already.
+        """
         self.number, self.has_batch = number, has_batch
         self._samples = samples
         numbers = [samples, has_batch] if number else [samples]
@@ -171,7 +174,10 @@ class Reducer:
 
     @property
     def shard(self) -> list[Any]:
-        """This rank's shard of the reduced gradients, as views; all ranks have each number once."""
+        """This rank's shard of the gradients that `finish` reduced, as views, for `global_norm`.
+
+        The shards of all ranks together have each number of the gradients once.
+        """
         return [part for bucket in self._buckets for part in bucket.shard]
 
     @property

@@ -38,7 +38,7 @@ class HeadKind:
     DONE = 12  # a reply
     AGAIN = 13  # a reply: servers were lost, and perhaps the push with them
     LOST = 14  # a reply: server `rank` is lost
-    DIFFERENT = 15  # a reply: `rank` calls `steps` with `number`, `other` with `count`
+    DIFFERENT = 15  # a reply: `rank` calls `steps` with `number`, `other` with `total`
 
 
 class MessageHead(NamedTuple):

@@ -210,7 +210,7 @@ class _CommandRun:
             self._restore(facts)
 
     def prepared_state(self) -> rr.State:
-        """Return the State, which tells of changes of the ranks, and saves checkpoints."""
+        """Return the state of the run, which reports changes of the ranks and saves checkpoints."""
         state = self._trainer.store
         assert isinstance(state, rr.State)
         state.on_resize(self._resized)

@@ -134,7 +134,7 @@ def reading(command_line: argparse.ArgumentParser, argv: Sequence[str]) -> Itera
 
 
 def check_ranks(given: Given, nodes: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if the strategy cannot be used; of a run that resumes, ranks check it."""
+    """Raise ValueError if these nodes cannot use the strategy; ranks check a run that resumes."""
     if given.outputs().resume:
         return
     strategy = given.strategy() or default(nodes)

@@ -22,6 +22,8 @@ class Divided(Part):
     is computed by a tensor group.  An all-reduce adds up the gradients of the replicas.
     """
 
+    mesh: Mesh
+
     def __init__(
         self,
         run: Run,
@@ -34,8 +36,7 @@ class Divided(Part):
         cut: str | Sequence[int] = "balanced",
     ) -> None:
         super().__init__(run)
-        self.mesh: Mesh = Mesh(run.comm, *sizes)
-        mesh = self.mesh
+        self.mesh = mesh = Mesh(run.comm, *sizes)
         self.replica, self.replicas = mesh.coordinates.data, sizes.data
         run.comm.all_reduce(np.empty(0), algorithm=run.algorithm)  # refuses an unknown one
         self._tensor = Metered(mesh.tensor, run.algorithm)

@@ -624,18 +624,22 @@ class Trainer:
     def _make_epoch(self, part: Served, steps: Sequence[int]) -> None:
         """Make the steps of an epoch with the other workers.  In the journal they are one."""
         journal, course, count, store = self._journal, self._course, len(steps), part.store
-        part.blame, compiles = "", not self.times.any()
-        marks = [(0, time.perf_counter(), store.stats.waited_s)]
+        begin, waited, part.blame = time.perf_counter(), store.stats.waited_s, ""
+
+        def spent() -> tuple[float, float, float]:
+            exposed_s = store.stats.waited_s - waited
+            return time.perf_counter() - begin, exposed_s, exposed_s
+
+        is_new = not self.times.any()
         for number in store.steps(count * part.replicas):
             step, part.replica = divmod(number, part.replicas)
             part.gradients(*self._samples(steps[step]))
-            if compiles and len(marks) == 1:  # this worker's first step
-                marks.append((1, time.perf_counter(), store.stats.waited_s))
-        marks.append((count, time.perf_counter(), store.stats.waited_s))
-        made, step_s, exposed_s = np.diff(marks, axis=0).T
-        spent = np.array([made, step_s, exposed_s, exposed_s, 0 * made]).T
-        self.times[-len(spent) :] += spent
-        times = tuple(spent.sum(axis=0)[1:4].tolist())
+            if is_new and not self.times[0].any():  # this worker's first step
+                self.times[0] = 1, *spent(), 0.0
+        times = spent()
+        self.times[1] += count, *times, 0.0
+        if is_new:
+            self.times[1] -= self.times[0]
         samples = course.samples - course.place(steps[0])[1]
         self.store.restore({}, steps[-1])
         journal.steps, journal.epochs = steps[-1], course.epochs(steps[0])

@@ -35,7 +35,7 @@ from ringreduce.parallel.batch_norm import (
 from ringreduce.parallel.layers import backward_all, cross_entropy, forward_all
 from ringreduce.train.pace import ComputePace
 
-# Rows that `predict` computes at a time.  A larger product wakes the threads of OpenBLAS.  These
+# Rows of a block of `blocks_of`.  A larger product wakes the threads of OpenBLAS.  These
 # spin on afterwards and take the cores of the other ranks on this host: training took several times
 # as long on 2 cores.
 _ROWS = 32
@@ -334,18 +334,15 @@ def _placed(name: str, gradient: Array, into: Mapping[str, Array]) -> tuple[str,
 
 
 def blocks_of(x: Array) -> Iterator[Array]:
-    """Yield `_ROWS` rows of `x` at a time; if it has none, no row once."""
+    """Yield blocks of `_ROWS` rows of `x`, the last one shorter; of no rows, one empty block."""
     return (x[start : start + _ROWS] for start in range(0, max(1, len(x)), _ROWS))
 
 
-def predict(
-    network: Iterable[Affine], x: Array, running: Mapping[str, Array], xp: ModuleType = np
-) -> Array:
-    """Return the logits (samples, classes) of the rows of `x`, computed by `_ROWS` rows at a time.
+def predict(network: Iterable[Affine], x: Array, running: Mapping[str, Array]) -> Array:
+    """Return the logits (samples, classes) of the rows of `x` (samples, inputs).
 
     Layers are normalised by the statistics in `running`, with the names of `init_statistics`.
     """
-    blocks = list(blocks_of(x))
     for layer in network:
-        blocks = [layer.predict(block, running) for block in blocks]
-    return xp.concatenate(blocks)
+        x = layer.predict(x, running)
+    return x

@@ -121,7 +121,7 @@ def update(settings: Settings) -> Update:
 def in_blocks(
     step: Update, arrays: Arrays, gradient: Any, lr: float, number: int, out: Arrays | None = None
 ) -> None:
-    """Make one step into `out`, or `arrays`, all contiguous; NumPy's are updated block by block."""
+    """Make one step on contiguous arrays, NumPy's in blocks; write into `out`, or into `arrays`."""
     out = arrays if out is None else out
     size = gradient.size
     if size <= _BLOCK or not isinstance(gradient, np.ndarray):

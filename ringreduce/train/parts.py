@@ -136,8 +136,8 @@ Place = StageOwner | str
 class Part(ABC):
     """What one rank has of the model.  Every rank makes the same calls.
 
-    A kind of part says in `stored` and `places` where each array is, and computes gradients.
-    Steps, checkpoints, norms, proofs and bytes follow.
+    A subclass computes gradients, and says in `stored` and `places` where each array is.  From
+    these this class makes steps, checkpoints, norms and proofs, and counts bytes.
     """
 
     replica = 0
@@ -285,7 +285,7 @@ class Part(ABC):
 
     @abstractmethod
     def classes(self, x: Any) -> Any:
-        """Return the class that the model predicts for each sample; None: another rank knows."""
+        """Return the predicted class of each sample; None on ranks without the last layer."""
 
     def right(self, x: Any, labels: Any) -> int:
         """Return how many of this replica's held-out samples are predicted right."""

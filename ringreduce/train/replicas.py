@@ -1,4 +1,4 @@
-"""Parts of ranks that have all parameters: replicas, which differ in how gradients are added up."""
+"""Replicas: parts of ranks that have all parameters.  They differ in how gradients are added up."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ class WholeModel(Part):
             layer.take(arrays)
 
     def classes(self, x: Any) -> Any:
-        xp, blocks = self.run.xp, mlp.blocks_of(x)  # not layer by layer: that holds all outputs
-        logits = (mlp.predict(self._network, block, self.running, xp) for block in blocks)
-        return xp.concatenate([each.argmax(axis=1) for each in logits])
+        logits = (mlp.predict(self._network, block, self.running) for block in mlp.blocks_of(x))
+        return self.run.xp.concatenate([each.argmax(axis=1) for each in logits])
 
 
 class Replica(WholeModel):

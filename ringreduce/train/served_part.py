@@ -165,7 +165,10 @@ class Served(WholeModel):
 
 
 def lowest_says(comm: rr.Communicator, speakers: int, words: Callable[[], bytes]) -> bytes:
-    """Return, on all ranks, the words of the lowest of `speakers` that lives and has some."""
+    """Return, on all ranks, the `words` of the lowest rank that lives and has some.
+
+    The first `speakers` ranks may have some.  It is not collective: ranks may be lost.
+    """
     for speaker in range(speakers):
         said = np.empty(0, np.uint8)
         if speaker == comm.rank:

@@ -44,7 +44,7 @@ class _NoDataError(FileNotFoundError, ValueError):
 
 
 def checked(about: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a field's value as the type of its default; ValueError for another, or no choice."""
+    """Return a value in the type of the field's default; ValueError for one it cannot have."""
     name, choices = about.name, about.metadata["choices"]
     is_path = about.default is None
     kind: Any = str if is_path or choices else type(about.default)

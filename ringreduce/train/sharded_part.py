@@ -91,5 +91,8 @@ class Sharded(Part):
         return self._most_bytes
 
     def classes(self, x: Any) -> Any:
-        layers = map(self._layer, self.reducer.forward())
-        return mlp.predict(layers, x, self.running, self.run.xp).argmax(axis=1)
+        blocks = list(mlp.blocks_of(x))
+        for arrays in self.reducer.forward():
+            layer = self._layer(arrays)
+            blocks = [layer.predict(block, self.running) for block in blocks]
+        return self.run.xp.concatenate(blocks).argmax(axis=1)

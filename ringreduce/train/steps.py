@@ -1,4 +1,4 @@
-"""The steps of a run: their samples and learning rates, the record of the last ones, the arrays.
+"""The steps of a run: samples and learning rates, a record of the last steps, and the arrays.
 
 The global batch is fixed, or follows the number of ranks.  A *stretch* is a run of steps with the
 same global batch; another begins when the number of ranks has changed.  A new stretch goes on with

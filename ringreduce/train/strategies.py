@@ -675,7 +675,7 @@ OPTIONS = {each.name: each for each in fields(make_dataclass("_Options", _declar
 
 
 def by_name(name: str, given: Mapping[str, Any]) -> Strategy | None:
-    """Return the strategy with these options, None for "auto"; ValueError for one it lacks."""
+    """Return the strategy with these options, None for "auto"; ValueError for a wrong name."""
     if name == "auto" and not given:
         return None
     kind = Strategy if name == "auto" else STRATEGIES.get(name)

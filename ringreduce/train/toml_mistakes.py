@@ -1,4 +1,4 @@
-"""Find a setting in a text of TOML, and say what is wrong with a text that is none."""
+"""Find the line of a setting in TOML, and explain a text that is not valid TOML."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Bench:
         return times
 
     def count_bytes(self, candidate: Candidate) -> None:
-        """Make one step of an unmeasured candidate, which holds as much as any.  Collective."""
+        """Make the first step of an unmeasured candidate: it holds as much as any.  Collective."""
         if candidate not in self._open and candidate not in self.held_bytes:
             self._watch(candidate, time.perf_counter() - self._begin)
             self._open[candidate] = self._new(candidate, steps=1)

@@ -6,8 +6,7 @@ at the speed of the communicator's profile.  Two numbers are fitted to the steps
 since no layer explains them: the time that every action and every all-reduce of a tensor group
 takes besides, and the time of the rest of a step, with the optimizer.
 
-Bytes are counted as the trainer of a candidate does, which would take long to make, for its
-communicators.
+Bytes are computed as a trainer counts them.  No trainer is made: its communicators take long.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ class Shape:
 class Prices:
     """Predicts the steps of pipelines and hybrids.  Collective: every rank makes the same calls.
 
-    `measure` measures the steps of some candidates.  Each layer is timed for at most about
-    `layers_s`, but at least twice for each number of samples.
+    `measure` measures the steps of some candidates.  Timing the layers takes at most about
+    `layers_s`, unless two timings of each layer for each number of samples take longer.
     """
 
     def __init__(
@@ -128,9 +127,9 @@ class Prices:
         self._fit(measure)
 
     def predict(self, candidate: Candidate) -> float:
-        """Return the seconds of a step.
+        """Return the predicted seconds of a step.
 
-        A candidate that was not given to `__init__` has as many samples and ranks as those.
+        A candidate given to `__init__` must have microbatches as long, and a mesh as large.
         """
         shape = self._shapes.get(candidate) or Shape.of(candidate, self._place)
         return self._base_s(shape, self._action_s) + self._step_s
