@@ -177,8 +177,7 @@ class Binder:
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
         """Bind a step as one or two: data behind a signature are received after its comparison.
 
-        So received data always fit: some MPIs write past the end of a buffer that is too
-        short.
+        So received data always fit: some MPIs write past the end of a buffer that is too short.
         """
         step = BoundStep(planned.index, packs=[self.copy(copy) for copy in planned.packs])
         after = BoundStep(planned.index)

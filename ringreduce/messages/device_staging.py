@@ -50,8 +50,7 @@ class PinnedBuffers:
     def take(self, index: int, nbytes: int) -> Block:
         """Return block `index`, of at least `nbytes` bytes; a shorter one is replaced.
 
-        Lengths are powers of two, so all replaced blocks together are not longer than those
-        in use.
+        Lengths are powers of two, so all replaced blocks together are not longer than those in use.
         """
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]

@@ -79,8 +79,8 @@ class FlowCache:
     def by_address(self, task: Task, source: Any, target: Any) -> list[Flow]:
         """Return the flows bound to these flat arrays so far; the caller binds the others.
 
-        The flows do not keep the arrays alive.  An address is only used while the caller's
-        array of the same size is at that address.
+        The flows do not keep the arrays alive.  An address is only used while the caller's array
+        of the same size is at that address.
         """
         bound_to = (task, task.device.address(source), task.device.address(target))
         flows = self._by_address.setdefault(bound_to, [])

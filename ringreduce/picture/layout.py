@@ -160,8 +160,7 @@ class Layout:
     ) -> dict[Message, tuple[float, float]]:
         """Return each message's y in the lane of its rank `here`, and the height that it has.
 
-        The messages of a lane are ordered by their other ends, so that arrows do not cross
-        at once.
+        The messages of a lane are ordered by their other ends, so that arrows do not cross at once.
         """
         groups: dict[tuple[int, int], list[Message]] = defaultdict(list)
         for message, column in self.timeline.messages.items():

@@ -98,8 +98,8 @@ class Road(Protocol):
     def read(self, peer: int, arrival: Arrival, into: np.ndarray) -> bool | None:
         """Copy the data of an arrival into a contiguous array of its kind.
 
-        Returns True if they are copied, None if this has to be called again later, False if
-        the sender can no longer give them.
+        Returns True if they are copied, None if this has to be called again later, False if the
+        sender can no longer give them.
         """
 
     def answer(self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None) -> None:
@@ -110,9 +110,8 @@ class Road(Protocol):
     ) -> Callable[..., Any]:
         """Return the function behind ``"send"``, ``"recv"`` or ``"probe"``, or `general`.
 
-        The compiled one makes a message while no other is under way.  It calls `general`
-        for all others, and ``adopt(x, peer[, tag])`` after a message that is not answered
-        at once.
+        The compiled one makes a message while no other is under way.  It calls `general` for all
+        others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
         """
         return general
 

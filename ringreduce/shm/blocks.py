@@ -113,8 +113,8 @@ def share_blocks(
     seconds.  `job_ranks`: the ranks' numbers in the job, for errors; by default the same
     numbers.
 
-    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate
-    it: on all ranks, with the same text.
+    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate it:
+    on all ranks, with the same text.
     """
     able = collect(bytes((_is_able(dtype),)))
     if not all(able):

@@ -183,8 +183,8 @@ def mixes(state: ListState) -> bool:
 class ListTable:
     """The memory of one `ListState` and its batches.
 
-    `batches` are the shapes of the arrays that are reduced together.  Batches of
-    `single_copy_from` bytes or more are single-copy; None: no batch is.
+    `batches` are the shapes of the arrays that are reduced together.  Batches of `single_copy_from`
+    bytes or more are single-copy; None: no batch is.
     """
 
     def __init__(

@@ -135,8 +135,7 @@ class Transport(Protocol):
     def forked(self) -> None:
         """In a forked child: close the child's copies of the rank's connections.
 
-        Peers would not notice the end of the rank while another process keeps its
-        connections open.
+        Peers would not notice the end of the rank while another process keeps its connections open.
         """
         return
 

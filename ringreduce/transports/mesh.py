@@ -140,8 +140,7 @@ class _Handshakes:
     def run(self) -> None:
         """Connect to the lower ranks, accept the higher ones, then receive the lower ones' proofs.
 
-        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a
-        circle.
+        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a circle.
         """
         for peer in range(self._rank):
             self.streams[peer] = self._connect_to(peer)

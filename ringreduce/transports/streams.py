@@ -417,9 +417,9 @@ class FrameStream:
 def _system_calls_on(stream: FrameStream) -> Iterator[None]:
     """Run a block of system calls on a connection.
 
-    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream`
-    has ended.  After any other exception, such as that of a signal's handler, the connection
-    stays in use if `recover` finds it consistent; otherwise it ends for both ranks.
+    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
+    ended.  After any other exception, such as that of a signal's handler, the connection stays in
+    use if `recover` finds it consistent; otherwise it ends for both ranks.
     """
     try:
         yield
