@@ -79,6 +79,7 @@ class Flow:
     own_signatures: list[memoryview] = field(default_factory=list)
     """The memory that this rank's signature is sent from."""
     at: int = 0
+    """Index of the current step; the number of steps if the run is complete."""
     tested: int = 0
     """Tests of the current step that were true."""
     runs: int = 0
@@ -120,6 +121,7 @@ def bind(
     index: int,
     slot: int = 0,
 ) -> Flow:
+    """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
     return fill(Binder(flow, memory, itemsize, transport, device, arithmetic), planned)
 

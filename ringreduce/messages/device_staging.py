@@ -27,6 +27,7 @@ from ringreduce.planning.operations import (
 from ringreduce.transports.base import Request, Transport
 
 _SHORTEST_BLOCK = 8 << 10
+"""Bytes."""
 
 
 @dataclass(slots=True, eq=False)

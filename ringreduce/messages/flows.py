@@ -26,6 +26,7 @@ class Task:
     plan: Plan
     device: Device
     dtype: Any
+    """Dtype of the elements of messages."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
@@ -125,6 +126,7 @@ class FlowCache:
             self._unbind(bound_to)
 
     def close(self) -> None:
+        """Free all flows and all memory; nothing is under way."""
         self._by_address.clear()
         for flow in list(self._flows):
             self.free(flow)

@@ -110,8 +110,8 @@ class Endpoint:
         self._ended: Exception | None = None
         self._looked_at = 0.0
         self.survives_losses, self._told = False, set[int]()
-        """Whether the program goes on without lost peers.  Then `find_arrival` raises an error once
-        for each peer that is gone: these are told."""
+        """Whether the program goes on without lost peers: then `find_arrival` raises an error once
+        for each of them.  `_told` are the peers that it has named."""
         self._clock = WaitClock().now
 
     # --- operations ---

@@ -52,6 +52,7 @@ class Arrival(NamedTuple):
     """A message that a peer has offered."""
 
     number: int
+    """Number of the message among those of the pair, in the order of their sends."""
     tag: int
     digest: bytes
     text: str
@@ -74,7 +75,9 @@ class PeerState(NamedTuple):
     """The state of a peer, as it has last announced it."""
 
     state: int
+    """OPEN, CLOSING, DRAINED or CLOSED."""
     reason: str
+    """Why it is CLOSED."""
     broken: bool
     """Whether the peer has given up a message with this rank."""
 

@@ -43,6 +43,7 @@ class SocketMesh:
     streams: Sequence[socket.socket | None]
     """By rank; None for this rank itself."""
     cores: int
+    """Number of cores that the ranks together may use."""
 
 
 @dataclass(frozen=True)

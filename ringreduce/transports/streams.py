@@ -203,6 +203,7 @@ class FrameStream:
         self.collected: dict[int, deque[bytes]] = defaultdict(deque)
         """By number of the split, 0 for none: the bytes of the peer's collections."""
         self.memory: deque[int] = deque()
+        """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
         self._peer_closed = False
         """Whether the peer reads nothing more; frames that it sent before are still read."""
