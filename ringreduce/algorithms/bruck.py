@@ -50,7 +50,10 @@ def bruck_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) ->
     n, distance = len(group), 1
 
     def due(place: int) -> Chunks:
-        """Return the chunks at this place, ``way % distance`` of whose `way` places are done."""
+        """Return the chunks at this place that make this step's hop.
+
+        A chunk with `way` places to go has made ``way % distance`` of them.
+        """
         ways = [way for way in range(n) if way & distance]
         starts = [(place - way % distance) % n for way in ways]
         return joined(chunks[i * n + (i + way) % n] for i, way in zip(starts, ways, strict=True))

@@ -118,6 +118,7 @@ class _Edge(NamedTuple):
     parent: tuple[int, ...]
     child: tuple[int, ...]
     below: list[int]
+    """The places for which the lower end of the edge is responsible."""
 
 
 def _edges(group: Sequence[int], me: int, root: int) -> list[_Edge]:

@@ -40,9 +40,8 @@ _FOLDS = 5
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ringreduce.bench") -> int:
     """Measure as the command line says, on every rank of MPI's world.
 
-    Returns 1 if a result was wrong, 2 if the algorithm cannot be had or a file cannot be
-    written, else 0.  SystemExit with code 2 for a wrong command line; one rank prints the
-    reason.
+    Returns 1 if a result was wrong, 2 if the algorithm cannot be had or a file cannot be written,
+    else 0.  Raises SystemExit with code 2 if the command line is wrong; one rank prints the reason.
     """
     replace_unencodable()
     given = list(sys.argv[1:] if argv is None else argv)

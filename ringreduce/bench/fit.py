@@ -16,6 +16,7 @@ import numpy as np
 from ringreduce.schedules.cost import Link, Profile
 
 Point = tuple[int, float]
+"""(bytes, seconds)"""
 Price = Callable[[int, Profile], float]
 """(bytes, profile) -> seconds, in proportion to the profile."""
 

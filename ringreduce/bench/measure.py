@@ -47,6 +47,7 @@ class Timing:
         return float(np.quantile(self.seconds, 0.99, method="higher"))
 
     def algbw(self) -> float:
+        """Return bytes a second."""
         return self.nbytes / self.median_s
 
     def busbw(self, collective: str, ranks: int) -> float:

@@ -142,6 +142,9 @@ def new_array(
 
 
 def set_base(function: Address, array: Address, base: Address) -> int:
-    """Give an array a reference to its memory's owner: ``PyArray_SetBaseObject``; -1: raised."""
+    """Let an array take over a reference to the owner of its memory: ``PyArray_SetBaseObject``.
+
+    Returns 0, or -1 if that raised.
+    """
     result: int = _SetBase(function)(array, base)
     return result

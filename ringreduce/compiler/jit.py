@@ -52,7 +52,7 @@ _OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 class CompilationError(Exception):
-    pass
+    """A function cannot be compiled here."""
 
 
 class _BusyError(Exception):

@@ -88,6 +88,7 @@ def call_fold(
     divisor: int,
     memory: Address,
 ) -> None:
+    """Call the compiled fold at an address, with arguments as `devices.folds` describes them."""
     ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(fold)(into, sources, n, count, divisor, memory)
 
 

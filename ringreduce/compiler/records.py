@@ -104,8 +104,8 @@ def store_release(record: Record, field: str, value: int) -> None:
 def compare_and_swap(record: Record, field: str, expected: int, value: int) -> bool:
     """Replace `expected` by `value` in a field at once; return False if another value is there.
 
-    After a swap the code that follows sees all that the writer of `expected` wrote before.
-    Only compiled code is atomic: uncompiled, no other thread may access the field meanwhile.
+    After a swap the code that follows sees all that the writer of `expected` wrote before.  Only
+    compiled code is atomic: uncompiled, no other thread may access the field meanwhile.
     """
     if getattr(record, field) != expected:
         return False

@@ -87,7 +87,8 @@ class Recovery(Protocol):
     def rounds(self) -> int:
         """Number of rounds through shared memory that this rank has begun."""
 
-    def start_afresh(self, rounds: int) -> None: ...
+    def start_afresh(self, rounds: int) -> None:
+        """Forget the call, and count rounds from `rounds` on."""
 
 
 class Agreement:
@@ -96,6 +97,7 @@ class Agreement:
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self.transport = transport
         self.timeout_s = timeout_s
+        """Seconds without progress until a call times out, unless the call has its own."""
         self.number = -1
         self.completed = 0
         """Calls that this rank has completed, as the engine counts them: the next call's number."""

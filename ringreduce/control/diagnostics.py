@@ -198,8 +198,8 @@ def _culprits(
 def _may_have_finished(schedule: Schedule, stuck: Mapping[int, int]) -> set[int]:
     """Return the ranks that can finish all their steps although others are stuck.
 
-    `stuck` has the step that a rank never ends; -1 if it never begins the first.  Sends are
-    taken not to wait for their receives.  Empty if the schedule is too long to follow.
+    `stuck` has the step that a rank never ends; -1 if it never begins the first.  Sends are taken
+    not to wait for their receives.  Empty if the schedule is too long to follow.
     """
     ranks = range(schedule.size)
     if sum(schedule.claim(rank).steps for rank in ranks) > _MOST_STEPS:

@@ -22,6 +22,7 @@ class LoggedMessage(NamedTuple):
     slice: int
     step: int
     direction: str
+    """``"send"`` or ``"recv"``."""
     peer: int
     nbytes: int
     """Bytes of data, without the signature."""

@@ -33,7 +33,8 @@ class Device(Protocol):
     def stream(self) -> Stream | None:
         """The queue for all work on arrays that the processor cannot reach; None if it can."""
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array: ...
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Array:
+        """Return an uninitialised C-ordered array."""
 
     def scratch(self, nbytes: int) -> Array:
         """Return uninitialised bytes that are written and read again and again."""
@@ -48,7 +49,10 @@ class Device(Protocol):
         """
 
     def fold_many(self, op: str, dtype: DTypeLike) -> FoldManyFunction:
-        """Return the function that combines any number of arrays; `fold` for two."""
+        """Return the function that combines any number of arrays of `dtype` under `op`.
+
+        16-bit floats are accumulated in float32 and rounded once.
+        """
 
     def divide(self, array: Array, by: int) -> None:
         """Divide `array` by `by` in place, rounded once; 16-bit floats are divided in float32."""
@@ -71,7 +75,8 @@ class Device(Protocol):
 
 
 class Mark(Protocol):
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Place the mark behind all work that has been queued so far."""
 
     def reached(self) -> bool:
         """Return whether all work before the mark is done, True if never set; raise its error."""
@@ -108,7 +113,8 @@ class Stream(Protocol):
     def copy_in(self, host: Array, into: Array) -> None:
         """Queue a copy of pinned bytes into an array of their length."""
 
-    def mark(self) -> Mark: ...
+    def mark(self) -> Mark:
+        """Return a mark that is not set yet."""
 
     def close(self) -> None:
         """Wait until all queued work is done, and unpin what `pin` has pinned."""

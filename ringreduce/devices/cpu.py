@@ -57,6 +57,7 @@ _PAIRED = ("sum-bfloat16", "prod-bfloat16")
 """Kernels for which there is a faster one that combines two elements at a time."""
 _byte_of: Callable[[Any], c_char] = c_char.from_buffer
 _HUGE_PAGE = 2 << 20
+"""Bytes."""
 _ON_HUGE_PAGES_FROM = 256 << 10
 """Bytes of scratch from which it is on huge pages."""
 _BLOCK = 1 << 16
@@ -68,9 +69,10 @@ _FoldBlock = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray], None]
 def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make `function` run without NumPy's floating-point warnings, whatever the caller has set.
 
-    An overflow, or inf - inf, follows from the values of all ranks, so no rank can prevent it,
-    and an exception on one rank would break the call.  NumPy's context variable costs next to
-    nothing, ``np.errstate`` 1 us.  One thread at a time may be inside the context.
+    An overflow, or inf - inf, follows from the values of all ranks, so no rank can prevent it, and
+    an exception on one rank would break the call.  NumPy keeps its settings in a context variable.
+    To enter a context costs next to nothing; ``np.errstate`` costs 1 us.  One thread at a time may
+    be inside the context.
     """
     context = Context()
     context.run(np.seterr, all="ignore")

@@ -59,6 +59,7 @@ def add(rows: np.ndarray, exponent: int, into: np.ndarray) -> None:
 
 
 def to_floats(sums: np.ndarray, exponent: int, out: np.ndarray) -> None:
+    """Write the sums divided by 2 ** `exponent`, rounded to the dtype of `out`, which is 1-d."""
     scale, loop = math.ldexp(1.0, -exponent), _functions(out.dtype)[4]
     if loop is not None:
         loop(sums, scale, out)

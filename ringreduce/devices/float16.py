@@ -56,6 +56,7 @@ def _ordered(bits: np.ndarray) -> np.ndarray:
 
 
 def accumulate_with_numpy(op: str) -> Callable[[np.ndarray, np.ndarray], None]:
+    """Make ``accumulate(source, total)`` for sum or prod: combine 16-bit floats into float32."""
     combine = np.add if op == "sum" else np.multiply
 
     def accumulate(source: np.ndarray, total: np.ndarray) -> None:
@@ -69,6 +70,7 @@ def divide_with_numpy(array: np.ndarray, by: int) -> None:
 
 
 def convert_with_numpy(source: np.ndarray, into: np.ndarray) -> None:
+    """Copy float32 or float64 into 16-bit floats, rounded once to nearest even; or back."""
     if is_short(into.dtype):
         into[...] = _to_odd(source) if source.dtype == np.float64 else source
         into.view(np.uint16)[np.isnan(source)] = NAN_BITS[into.dtype.name]

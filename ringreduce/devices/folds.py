@@ -70,7 +70,8 @@ def fold_of(op: str, dtype: DTypeLike) -> Fold | None:
 
 
 @compilable
-def _no_division(into: Address, count: int, by: int) -> None: ...
+def _no_division(into: Address, count: int, by: int) -> None:
+    """Do nothing: only a mean of floats is divided, and `by` is 0."""
 
 
 def _dividing(dtype: np.dtype[Any]) -> _Divide:

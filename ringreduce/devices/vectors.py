@@ -308,12 +308,11 @@ def folding(lanes: Lanes) -> tuple[Intrinsic, Intrinsic, Intrinsic]:
 
     ``fold_two(into, left, right)``: all three are addresses of chunks.
 
-    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the
-    address of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind
-    those addresses.
+    ``fold_chunk(into, sources, n, at)``: `into` is the address of a chunk; `sources` is the address
+    of the addresses of `n` arrays, 1 or more, whose chunks begin `at` bytes behind those addresses.
 
-    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a
-    chunk, which are copied to `memory`, of a chunk's length, first.
+    ``fold_rest(into, sources, n, at, nbytes, memory)``: the same of the first `nbytes` of a chunk.
+    `memory` is the address of a chunk of memory, into which each array's bytes are copied first.
     """
 
     def read(builder: Builder, address: ir.Value) -> Vec:

@@ -79,6 +79,7 @@ class Flow:
     own_signatures: list[memoryview] = field(default_factory=list)
     """The memory that this rank's signature is sent from."""
     at: int = 0
+    """Index of the current step; the number of steps if the run is complete."""
     tested: int = 0
     """Tests of the current step that were true."""
     runs: int = 0
@@ -120,6 +121,7 @@ def bind(
     index: int,
     slot: int = 0,
 ) -> Flow:
+    """Bind slice `index` to `memory`: INPUT, OUTPUT and SCRATCH, flat and contiguous."""
     flow = Flow(index, slot)
     return fill(Binder(flow, memory, itemsize, transport, device, arithmetic), planned)
 
@@ -177,8 +179,7 @@ class Binder:
     def steps(self, planned: PlannedStep) -> list[BoundStep]:
         """Bind a step as one or two: data behind a signature are received after its comparison.
 
-        So received data always fit: some MPIs write past the end of a buffer that is too
-        short.
+        So received data always fit: some MPIs write past the end of a buffer that is too short.
         """
         step = BoundStep(planned.index, packs=[self.copy(copy) for copy in planned.packs])
         after = BoundStep(planned.index)

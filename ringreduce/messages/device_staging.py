@@ -27,6 +27,7 @@ from ringreduce.planning.operations import (
 from ringreduce.transports.base import Request, Transport
 
 _SHORTEST_BLOCK = 8 << 10
+"""Bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +51,7 @@ class PinnedBuffers:
     def take(self, index: int, nbytes: int) -> Block:
         """Return block `index`, of at least `nbytes` bytes; a shorter one is replaced.
 
-        Lengths are powers of two, so all replaced blocks together are not longer than those
-        in use.
+        Lengths are powers of two, so all replaced blocks together are not longer than those in use.
         """
         if index < len(self._blocks) and self._blocks[index].memory.nbytes >= nbytes:
             return self._blocks[index]

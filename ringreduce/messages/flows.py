@@ -26,6 +26,7 @@ class Task:
     plan: Plan
     device: Device
     dtype: Any
+    """Dtype of the elements of messages."""
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     in_flight: int = 4
@@ -79,8 +80,8 @@ class FlowCache:
     def by_address(self, task: Task, source: Any, target: Any) -> list[Flow]:
         """Return the flows bound to these flat arrays so far; the caller binds the others.
 
-        The flows do not keep the arrays alive.  An address is only used while the caller's
-        array of the same size is at that address.
+        The flows do not keep the arrays alive.  An address is only used while the caller's array
+        of the same size is at that address.
         """
         bound_to = (task, task.device.address(source), task.device.address(target))
         flows = self._by_address.setdefault(bound_to, [])
@@ -125,6 +126,7 @@ class FlowCache:
             self._unbind(bound_to)
 
     def close(self) -> None:
+        """Free all flows and all memory; nothing is under way."""
         self._by_address.clear()
         for flow in list(self._flows):
             self.free(flow)

@@ -108,8 +108,7 @@ def chart(
 ) -> str:
     """Return an SVG document; `title` says what was found, `facts` where and how.
 
-    The panels are in rows of `columns`; `panel_height` is that of their values, in units of
-    SVG.
+    The panels are in rows of `columns`; `panel_height` is that of their values, in units of SVG.
     """
     inner = WIDTH - 2 * MARGIN
     elements, y = _head(title, facts, inner)

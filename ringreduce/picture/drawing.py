@@ -272,6 +272,7 @@ def facts(schedule: Schedule, nodes: Nodes | None, timeline: StepColumns) -> str
 
 
 def nodes_text(sizes: Sequence[int]) -> str:
+    """Return text such as 1 node, 4 nodes of 2, nodes of 3, 1 and 4, 40 nodes of 1 to 8."""
     if len(sizes) == 1:
         return "1 node"
     if min(sizes) == max(sizes):

@@ -36,6 +36,7 @@ class StepColumns:
 
     @classmethod
     def of(cls, schedule: Schedule) -> StepColumns:
+        """Raises ScheduleError for unmatched messages and deadlocks."""
         ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
         messages: dict[Message, int] = {}
         posted = posts(match(ranks))
@@ -107,7 +108,9 @@ class Layout:
         """Place the lanes of `nodes`; the last column ends at `least_right` or beyond."""
         self.timeline = timeline
         self.lanes = self._lanes()
+        """Rank -> the height of its lane."""
         self.tops: dict[int, float] = {}
+        """Rank -> the top of its lane."""
         self.frames: list[tuple[float, float]] = []
         """Node -> the top and the bottom of its frame."""
         y = TOP
@@ -160,8 +163,7 @@ class Layout:
     ) -> dict[Message, tuple[float, float]]:
         """Return each message's y in the lane of its rank `here`, and the height that it has.
 
-        The messages of a lane are ordered by their other ends, so that arrows do not cross
-        at once.
+        The messages of a lane are ordered by their other ends, so that arrows do not cross at once.
         """
         groups: dict[tuple[int, int], list[Message]] = defaultdict(list)
         for message, column in self.timeline.messages.items():
@@ -179,6 +181,7 @@ LARGEST_HEAD = 5.5
 """Half the height of a head."""
 _LABEL_SIZE, _LABEL_HEIGHT = 10.0, 14.0
 _LONGEST_LABEL = 7
+"""Letters."""
 
 
 def line(

@@ -48,6 +48,7 @@ class Paints:
         rails = in_rails(chunks, timeline, nodes)
         self.has_rails = rails is not None
         self.numbers = rails if rails is not None else in_parts(chunks)
+        """Chunk -> the number of its colour."""
         self._gradients: dict[tuple[str, ...], str] = {}
 
     def of(self, chunks: Chunks) -> str:
@@ -70,6 +71,7 @@ _SIZE, _ROW, _GAP = 12.0, 26.0, 24.0
 _SAMPLE = 46.0
 _SWATCH = 16.0
 _LONGEST_RANGES = 40
+"""Letters."""
 _Sample = Callable[[float, float], str]
 """(left, middle) -> an element, at most `_SAMPLE` wide."""
 

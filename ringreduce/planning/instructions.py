@@ -13,6 +13,8 @@ PAGE_BYTES = 4 << 10
 
 
 class Operand(NamedTuple):
+    """Bytes of a buffer from an offset on."""
+
     rank: int
     buffer: int
     """INPUT, OUTPUT, SCRATCH or SLOT."""
@@ -26,6 +28,7 @@ class FreeSlot(NamedTuple):
     """Wait until the slot of a round may be written, and reserve memory for the round's data."""
 
     round: int
+    """Number of the round in the program, from 1."""
     nbytes: int = 0
     unless_shared: int | None = None
     """INPUT or OUTPUT: reserve nothing if this buffer of the rank is shared memory."""
@@ -66,6 +69,7 @@ class Reduce(NamedTuple):
 
     into: Operand
     sources: tuple[Operand, ...]
+    """Two or more."""
     nbytes: int
     finishes: bool
     """Whether the result has all contributions; a mean is divided then."""

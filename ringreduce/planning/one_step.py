@@ -207,8 +207,7 @@ class Moves:
     def instructions(self, index: int, single_copy: bool, pushed: float = 0.0) -> Instructions:
         """Return the instructions of slice `index`, as `shm_instructions.instructions_of` does.
 
-        Copies without bytes are instructions too, so those of other counts differ in
-        numbers alone.
+        Copies without bytes are instructions too, so those of other counts differ in numbers alone.
         """
         step, rank, found = self._step, self._rank, self.copies(index, single_copy, pushed)
         numbers = iter(found.numbers)

@@ -13,6 +13,8 @@ INPUT, OUTPUT, SCRATCH = range(3)
 
 
 class Span(NamedTuple):
+    """Elements `start` to ``stop - 1`` of INPUT, OUTPUT or SCRATCH."""
+
     buffer: int
     start: int
     stop: int

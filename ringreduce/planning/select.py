@@ -203,16 +203,15 @@ def candidates(
 ) -> list[str]:
     """Return the algorithms to price for these nodes; the first of equally fast ones is taken.
 
-    Direct algorithms are left out among many ranks: they are slow there, and take longest to
-    price.  A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes
-    the hierarchical algorithm comes first.  If the ranks of one node share `memory`, direct
-    algorithms come first.  If they share cores too, or if they are two, a reduce has one
-    algorithm, which depends on `nbytes` alone: a further step of crowded ranks takes far longer
-    than `Profile.crowded_s`.
+    Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
+    A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
+    hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
+    `memory`, direct algorithms come first.  If they share cores too, or if they are two, a reduce
+    has one algorithm, which depends on `nbytes` alone: a further step of crowded ranks takes far
+    longer than `Profile.crowded_s`.
 
-    The direct barrier is for shared memory alone, where a rank has compared all headers of the
-    call before.  By messages a rank would leave although another one is sent data of another
-    call.
+    The direct barrier is for shared memory alone.  There a rank has compared all headers of the
+    call before.  By messages a rank would leave although another one is sent data of another call.
     """
     names = list(ALGORITHMS[collective])
     if collective == "barrier" and memory is None:
@@ -254,12 +253,13 @@ def priced_bytes(nbytes: int) -> int:
 
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
+    """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
     schedule, profile = build(collective, algorithm, nodes), config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
     in_flight = slices_in_flight(nodes, config)
     if config.memory is not None and in_flight == 1:
-        return price(schedule, nodes, nbytes, profile)  # slices stay in caches: no term of a price
+        return price(schedule, nodes, nbytes, profile)  # the model has no term for caches
     slices = slice_count(schedule, nbytes, nodes, config)
     if in_flight == 1:
         return slices * price(schedule, nodes, nbytes / slices, profile)
@@ -268,7 +268,7 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:
-    """Return `algorithm`, or the choice if it is ``"auto"``.  ValueError for an unknown one."""
+    """Return `algorithm`, or the choice for ``"auto"``.  Raises ValueError for an unknown name."""
     if algorithm != "auto":
         parse(collective, algorithm)
         return algorithm

@@ -65,11 +65,11 @@ def instructions_of(
 ) -> Instructions | None:
     """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
 
-    Messages of the plans are not cut in segments.  `in_place`: OUTPUT may be INPUT on some
-    ranks.  `writes`: single-copy results may be written to private arrays of peers.  `pushed`:
-    the part of a single-copy message that its sender pushes, if it can.  None, on all ranks, if
-    a message is received in another step than it is sent in, or if data that should be
-    single-copy are written in the same step.
+    Messages of the plans are not cut in segments.  `in_place`: OUTPUT may be INPUT on some ranks.
+    `writes`: single-copy results may be written to private arrays of peers.  `pushed`: the part of
+    a single-copy message that its sender pushes, if it can.  The answer is None on all ranks if a
+    message is received in another step than it is sent in, or if data that should be single-copy
+    are written in the same step.
     """
     table = _Table(plans, itemsize, in_place, single_copy, writes and single_copy)
     table.pushed = pushed if single_copy and table.can_push() else 0.0
@@ -93,6 +93,8 @@ def instructions_of(
 
 
 class _Table:
+    """The messages of all ranks: the place of each in its sender's memory, and how it is read."""
+
     def __init__(
         self,
         plans: Sequence[PlannedSlice],
@@ -435,6 +437,7 @@ class _Writer:
     def _copy(
         self, into: Span, source: Operand, unless_shared: int | None = None, begin: int = 0
     ) -> Iterator[Instruction]:
+        """Copy to a span, but for its first `begin` bytes."""
         nbytes = self._table.nbytes(into) - begin
         if nbytes:
             yield from self._until_read(lambda span: self._overlap(span, into))

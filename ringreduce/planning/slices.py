@@ -54,6 +54,8 @@ def place_of_signature(nbytes: int) -> str:
 
 
 class _Scratch:
+    """A first-fit allocator of scratch, in elements."""
+
     def __init__(self) -> None:
         self.size = 0
         self._allocated: dict[int, int] = {}
@@ -180,9 +182,9 @@ class _SlicePlanner:
     def _segments_to_fold(self, step: Step) -> list[tuple[int, int]]:
         """Return the (start, stop) of the segments in which to fold a step; none for one part.
 
-        All messages of such a step bring the same chunks, to be reduced: one run of several
-        segments, all of it part of the result.  None may be sent in the step: a value must
-        not change before its send is complete.
+        A step is planned in parts if all its messages bring the same chunks, to be reduced: one run
+        of several segments, all of it part of the result.  None of these chunks may be sent in the
+        same step, since a value that is being sent must not change before the send is complete.
         """
         brought = {(recv.chunks, recv.reduce) for recv in step.recvs}
         if len(brought) != 1 or not step.recvs[0].reduce or step.folds:

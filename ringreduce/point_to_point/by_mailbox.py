@@ -250,6 +250,7 @@ def _mailbox_at(peer: int) -> int:
 
 
 def _bytes(address: int, nbytes: int) -> np.ndarray:
+    """View memory that outlives the view's use."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 

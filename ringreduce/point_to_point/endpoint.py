@@ -110,8 +110,8 @@ class Endpoint:
         self._ended: Exception | None = None
         self._looked_at = 0.0
         self.survives_losses, self._told = False, set[int]()
-        """Whether the program goes on without lost peers.  Then `find_arrival` raises an error once
-        for each peer that is gone: these are told."""
+        """Whether the program goes on without lost peers: then `find_arrival` raises an error once
+        for each of them.  `_told` are the peers that it has named."""
         self._clock = WaitClock().now
 
     # --- operations ---
@@ -250,8 +250,7 @@ class Endpoint:
     def advance(self, idle: int = _CHECK_EVERY) -> bool:
         """Make progress without waiting; return whether there was any.
 
-        `idle` counts the calls since the last progress.  Some of them look at peers and
-        timeouts.
+        `idle` counts the calls since the last progress.  Some of them look at peers and timeouts.
         """
         with self.lock:
             try:
@@ -283,8 +282,7 @@ class Endpoint:
     def find_arrival(self, tag: int) -> int | None:
         """Return the lowest rank from which a message with `tag` has arrived that no receive has.
 
-        None if there is none yet.  Raises the error of a peer if no peer can send one any
-        more.
+        None if there is none yet.  Raises the error of a peer if no peer can send one any more.
         """
         if self._ended is not None:
             raise self._ended.with_traceback(None)
@@ -556,8 +554,8 @@ class Endpoint:
     def _give_up(self, operation: Operation, error: BaseException) -> None:
         """End an operation that is not over.
 
-        A receive without a message leaves no trace.  The peer may still take any other
-        message, or the rest of it: so the pair ends.
+        A receive without a message leaves no trace.  The peer may still take any other message, or
+        the rest of it: so the pair ends.
         """
         with self.lock:
             self._forget_from_any(operation)

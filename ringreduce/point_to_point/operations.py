@@ -17,6 +17,7 @@ ANY = -1
 @dataclass(eq=False)
 class Operation:
     where: str
+    """The name of the user's call, for errors."""
     sends: bool
     peer: int
     tag: int

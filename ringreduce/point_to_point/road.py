@@ -52,6 +52,7 @@ class Arrival(NamedTuple):
     """A message that a peer has offered."""
 
     number: int
+    """Number of the message among those of the pair, in the order of their sends."""
     tag: int
     digest: bytes
     text: str
@@ -74,7 +75,9 @@ class PeerState(NamedTuple):
     """The state of a peer, as it has last announced it."""
 
     state: int
+    """OPEN, CLOSING, DRAINED or CLOSED."""
     reason: str
+    """Why it is CLOSED."""
     broken: bool
     """Whether the peer has given up a message with this rank."""
 
@@ -98,8 +101,8 @@ class Road(Protocol):
     def read(self, peer: int, arrival: Arrival, into: np.ndarray) -> bool | None:
         """Copy the data of an arrival into a contiguous array of its kind.
 
-        Returns True if they are copied, None if this has to be called again later, False if
-        the sender can no longer give them.
+        Returns True if they are copied, None if this has to be called again later, False if the
+        sender can no longer give them.
         """
 
     def answer(self, peer: int, arrival: Arrival, status: int, kind: DtypeAndShape | None) -> None:
@@ -110,9 +113,8 @@ class Road(Protocol):
     ) -> Callable[..., Any]:
         """Return the function behind ``"send"``, ``"recv"`` or ``"probe"``, or `general`.
 
-        The compiled one makes a message while no other is under way.  It calls `general`
-        for all others, and ``adopt(x, peer[, tag])`` after a message that is not answered
-        at once.
+        The compiled one makes a message while no other is under way.  It calls `general` for all
+        others, and ``adopt(x, peer[, tag])`` after a message that is not answered at once.
         """
         return general
 

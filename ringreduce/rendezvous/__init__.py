@@ -25,8 +25,8 @@ _FORMS = "'env://', 'file://PATH', a store of torch.distributed, or a function"
 def default(variables: Mapping[str, str] = os.environ) -> str | None:
     """Return ``"env://"`` if the variables name a job without MPI; None otherwise.
 
-    Ranks of torchrun may also have the variables of an MPI, in whose job torchrun runs. srun
-    sets those of an MPI only with ``--mpi``.
+    Ranks of torchrun may also have the variables of an MPI, in whose job torchrun runs.  srun sets
+    the variables of an MPI only with ``--mpi``.
     """
     if place.by_torchrun(variables):
         return "env://"
@@ -39,7 +39,7 @@ def default(variables: Mapping[str, str] = os.environ) -> str | None:
 def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
     """Return the rendezvous that the arguments of `init` name.
 
-    TypeError or ValueError if one is wrong.
+    Raises TypeError or ValueError, before anything is sent, if one is wrong or missing.
     """
     rank, size = _number("rank", rank), _number("size", size)
     if size is not None and size < 1:

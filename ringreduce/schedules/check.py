@@ -56,6 +56,7 @@ class Proof:
     """Steps of the rank that takes the most."""
     messages: int
     chunks: int
+    """Chunks moved, over all messages."""
     results: Mapping[int, Expression]
     """Chunk -> the expression that every rank forms for it."""
     completed: frozenset[tuple[int, int, int]]
@@ -105,7 +106,10 @@ def _prove(schedule: Schedule) -> Proof:
 
 
 def _check_collective(schedule: Schedule) -> None:
-    """Check chunks and their holders: else a schedule without any holder would pass."""
+    """Check that chunks exist, and have as many holders as the collective promises.
+
+    Else a schedule in which no rank holds anything would pass.
+    """
     size, chunks = schedule.size, range(len(schedule.weights))
     before, after = COLLECTIVES.get(schedule.collective, ("", ""))
     for when, holds, holder in (

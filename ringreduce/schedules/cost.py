@@ -60,6 +60,7 @@ class Profile:
     """Seconds added to the latency of shared memory where ranks outnumber the cores."""
 
     def of_memory(self, crowded: bool) -> Profile:
+        """Return the profile of ranks that share memory; `crowded`: more ranks than cores."""
         alpha_s = self.in_memory.alpha_s + (self.crowded_s if crowded else 0.0)
         link = replace(self.in_memory, alpha_s=alpha_s)
         return replace(self, in_node=link, gamma_s_per_byte=self.gamma_in_memory_s_per_byte)

@@ -74,7 +74,7 @@ def draw(
 def _steps(
     schedule: Schedule | Sequence[Iterable[Step]], ranks: Sequence[int]
 ) -> tuple[dict[int, Iterable[Step]], list[int]]:
-    """Return the steps of `ranks`, and their numbers, from the claim if it is a Schedule."""
+    """Return the steps of `ranks`, and how many each has: of a Schedule, by its claims."""
     if isinstance(schedule, Schedule):
         claims = [schedule.claim(rank) for rank in ranks]
         return {rank: schedule.steps(rank) for rank in ranks}, [claim.steps for claim in claims]

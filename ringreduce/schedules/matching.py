@@ -114,9 +114,8 @@ def progress(
     """Yield each step when its rank enters it; at a rank's end, the place after its last step.
 
     A rank in step i has posted the receives of its steps up to i + `ahead`, and the sends up to
-    step i.  A message is complete once both its ends are posted.  A step ends when all its
-    messages are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for
-    each other.
+    step i.  A message is complete once both its ends are posted.  A step ends when all its messages
+    are complete.  Raises ScheduleError on deadlock, naming the ranks that wait for each other.
     """
     unfinished = {place: len(here) for place, here in posted.items()}
     entered = [-1] * len(ranks)

@@ -12,7 +12,10 @@ from ringreduce.schedules.schedule import chunk_of, chunk_text, source_of
 
 
 def range_texts(numbers: Sequence[int], shortest: int = 2) -> list[str]:
-    """Return one text for each range; one of fewer than `shortest` numbers becomes a list."""
+    """Return one text for each range of consecutive numbers, in order.
+
+    A range of fewer than `shortest` numbers is written as a list of them.
+    """
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:

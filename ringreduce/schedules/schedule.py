@@ -45,6 +45,7 @@ def copy_of(chunk: int, rank: int) -> int:
 
 
 def chunk_of(name: int) -> int:
+    """Return the chunk of a name: of a copy, or of the chunk itself."""
     return name % _COPIES
 
 
@@ -95,7 +96,9 @@ class Claim:
     steps: int
     """Empty ones included."""
     sent: int
+    """Chunks sent."""
     received: int
+    """Chunks received."""
 
     def __add__(self, then: Claim) -> Claim:
         return Claim(self.steps + then.steps, self.sent + then.sent, self.received + then.received)
@@ -243,6 +246,7 @@ def from_text(text: str) -> list[list[Step]]:
 
 
 def chunk_text(name: int) -> str:
+    """Return text such as 3, or 3@1 for rank 1's copy of chunk 3."""
     source = source_of(name)
     return str(name) if source is None else f"{chunk_of(name)}@{source}"
 

@@ -58,9 +58,10 @@ def simulate(
     in_flight: int = 1,
     watch: Callable[[RankStep, float], None] = lambda place, time_s: None,
 ) -> float:
-    """Return the seconds until the last rank has finished all slices; ScheduleError if one cannot.
+    """Return the seconds until the last rank has finished all slices.
 
     `watch` is called with each step, and the time at which the work after the step begins.
+    Raises ScheduleError if the ranks cannot finish.
     """
     return _Simulation(workload, slices, in_flight, watch).run()
 

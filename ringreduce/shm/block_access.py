@@ -83,6 +83,7 @@ _RANK_MASK = (1 << _RANK_BITS) - 1
 
 @record
 class Version(Record):
+    # Adds that are complete.
     completed: Word
 
 

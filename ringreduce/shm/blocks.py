@@ -109,12 +109,11 @@ def share_blocks(
 ) -> Blocks:
     """Make an array of zeros in memory of rank `owner`, which all ranks map.  Collective.
 
-    `crowded`: there are more ranks than cores.  A rank gives up a lock after `timeout_s`
-    seconds.  `job_ranks`: the ranks' numbers in the job, for errors; by default the same
-    numbers.
+    `crowded`: there are more ranks than cores.  A rank that has waited `timeout_s` seconds for a
+    lock gives up.  `job_ranks`: the ranks' numbers in the job, for errors; by default the same.
 
-    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate
-    it: on all ranks, with the same text.
+    Raises ValueError if some rank cannot share memory, MemoryError if the owner cannot allocate it:
+    on all ranks, with the same text.
     """
     able = collect(bytes((_is_able(dtype),)))
     if not all(able):

@@ -44,6 +44,7 @@ class FastPathState(Record):
     refused: Address
     # 1: a call is under way, perhaps with the interpreter's lock released; 0: none is.
     busy: Word
+    # The thread of the call under way.
     owner: Word
     next_number: Word
     # Whether the agreement's counters include all calls of the fast path: 0 or 1.
@@ -66,6 +67,7 @@ class FastPathState(Record):
     begin: Address
     # A function of Python: `Engine.finish`.
     finish: Address
+    # ``numpy.empty``.
     empty: Address
     # A function of Python: views an array of another library, or a list of these.
     view_of: Address
@@ -111,6 +113,7 @@ class Arguments(Record):
     algorithm: Address
     # The root's rank; 0 if the collective has no root.
     root: Word
+    # The address of the counts, a word each.
     counts: Address
     # Number of counts; 0: the collective has none.
     count_of_counts: Word
@@ -120,6 +123,9 @@ class Arguments(Record):
 
 @record
 class EntryPoint(Record):
+    """One function that CPython calls: a collective of a communicator, or a planned call."""
+
+    # The address of `FastPathState`.
     path: Address
     # The number of the collective, if it has arguments.
     collective: Word
@@ -127,6 +133,7 @@ class EntryPoint(Record):
     general: Address
     # The address of the only `CachedCall` of a function without arguments; 0: there is none yet.
     own_call: Address
+    # The least and the greatest number of positional arguments.
     least: Word
     most: Word
     # The position of `root`; -1: the collective has none.
@@ -157,6 +164,7 @@ class CachedCall(Record):
     algorithm: Address
     # The root's rank; 0 if the collective has no root.
     root: Word
+    # The address of the counts, a word each.
     counts: Address
     # Number of counts; 0: the collective has none.
     count_of_counts: Word

@@ -63,7 +63,7 @@ class ShmExecutable(executable.Executable):
             self._copy_out = flat_target, target
 
     def start_at(self, header: bytes, source: int, target: int, held: tuple[Any, ...]) -> None:
-        """Begin a run; `held` keeps the arrays alive."""
+        """Begin a run with arrays as for `PlanProgram.enter`; `held` keeps them alive."""
         self._running, self._arrays, self.held = True, (source, target), held
         self.program.header[:] = header
         if self._control.log is not None:

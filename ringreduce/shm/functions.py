@@ -54,8 +54,8 @@ def _may_be_available() -> bool:
 def address(name: str) -> int | None:
     """Return the address of the function `name`, compiled; None where that is impossible.
 
-    That is without Numba, where Numba does not compile, where the processor does not convert
-    float16, and where objects are not laid out as `compiler.pyobjects` declares them.
+    It is impossible where there is no Numba, where Numba does not compile or the processor does not
+    convert float16, and where objects are not laid out as `compiler.pyobjects` declares them.
     """
     if not _knows_arrays():
         return None

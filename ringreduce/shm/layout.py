@@ -88,6 +88,7 @@ REPORT_OFFSET = 2 * SLOT_BYTES
 MARK_OFFSET = REPORT_OFFSET + 64  # the report, the mark and the departure have a cache line each
 DEPARTURE_OFFSET = MARK_OFFSET + 64
 RING_OFFSET = DEPARTURE_OFFSET + 64
+"""Bytes from the beginning of a segment to its report, mark, departure and ring."""
 RING_BYTES = 3 * MAX_STAGED_BYTES
 """Three rounds of the most data fit, so a rank can always go back to the beginning of the ring."""
 RING_TURN_BYTES = 512 << 10
@@ -139,7 +140,10 @@ GATHER_BYTES = 8 << 10
 
 @record
 class Interval(Record):
+    """A range of memory, not empty: see `shm.intervals`."""
+
     begin: Address
+    # Address behind the last byte.
     end: Address
 
 
@@ -156,6 +160,8 @@ class MemoryRange(Record):
 
 @record
 class Timespec(Record):
+    """``struct timespec`` of clock_gettime."""
+
     seconds: Word
     nanoseconds: Word
 
@@ -170,6 +176,7 @@ class StoreTrial(Record):
 
     # 1: streaming stores are used now; 0: ordinary stores are.
     streams: Word
+    # KEEP, TIME_KEPT, AWAIT_KEPT, WARM_UP, TIME_OTHER or AWAIT.
     phase: Word
     # Sequence number of the round from which on the next phase begins.
     phase_end: Word
@@ -190,6 +197,7 @@ class Peer(Record):
     process: Word
     # Sequence number of the latest round that the peer is known to have posted.
     seen: Word
+    # Data, INPUT and OUTPUT of the peer in the current round.
     slot: Buffer
     input: Buffer
     output: Buffer
@@ -246,6 +254,8 @@ class Team(Record):
 
 @record
 class Program(Record):
+    """A plan; its instructions follow."""
+
     team: Address
     # Address of the instruction to go on with; 0: the program has not begun, or is over.
     instruction: Address
@@ -275,6 +285,7 @@ class Program(Record):
     output_bytes: Word
     # 1: INPUT and OUTPUT may be the same memory; 0: they may not.
     in_place: Word
+    # Address of `shm.executor.run`, compiled.
     run: Address
 
 
@@ -293,7 +304,9 @@ FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
 
 @record
 class OperandRecord(Record):
+    # Address of a `Buffer`.
     buffer: Address
+    # Offset of the first byte in the buffer.
     offset: Word
 
 
@@ -302,6 +315,7 @@ class InstructionRecord(Record):
     """The fields that FREE_SLOT, POST and WAIT have in common; every instruction has an opcode."""
 
     opcode: Word
+    # Number of the round in the program, from 1.
     round: Word
 
 
@@ -329,6 +343,7 @@ class PostRecord(Record):
 class WaitRecord(Record):
     opcode: Word
     round: Word
+    # Index of the peer.
     peer: Word
     # 1: compare the header, and resolve the peer's buffers; 0: only wait.
     reads: Word
@@ -354,6 +369,7 @@ class PushRecord(Record):
     opcode: Word
     source: OperandRecord
     nbytes: Word
+    # Address of the `Destinations`.
     destinations: Address
 
 
@@ -375,7 +391,9 @@ class Destinations(Record):
 
 @record
 class DirectWrite(Record):
+    # Address of the `Peer`.
     peer: Address
+    # Offset of the first byte in OUTPUT.
     offset: Word
 
 
@@ -384,9 +402,11 @@ class ReduceRecord(Record):
     opcode: Word
     target: OperandRecord
     nbytes: Word
+    # Number of sources, 2 or more.
     source_count: Word
     # Array of `source_count` records `OperandRecord`.
     sources: Address
+    # Address of the `Destinations`.
     destinations: Address
     # 1: divide the result by the divisor of the program; 0: do not.
     divides: Word

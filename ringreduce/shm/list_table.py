@@ -134,7 +134,8 @@ def _locate_batch(state: ListState, batch: ListBatch, given: Address, out: Addre
 def locate_all(state: ListState, given: Address, out: Address) -> int:
     """Set INPUT and OUTPUT of all programs, given the items of the lists of arrays and results.
 
-    Returns MOVED, 0, or DIFFERENT: also if single-copy arrays are not end to end in memory.
+    Returns MOVED if the address of an array has changed, else 0.  Returns DIFFERENT if the arrays
+    do not match the table, or if single-copy arrays are not end to end in memory.
     """
     found = 0
     for index in range(state.batches):
@@ -183,8 +184,8 @@ def mixes(state: ListState) -> bool:
 class ListTable:
     """The memory of one `ListState` and its batches.
 
-    `batches` are the shapes of the arrays that are reduced together.  Batches of
-    `single_copy_from` bytes or more are single-copy; None: no batch is.
+    `batches` are the shapes of the arrays that are reduced together.  Batches of `single_copy_from`
+    bytes or more are single-copy; None: no batch is.
     """
 
     def __init__(

@@ -92,6 +92,7 @@ class MailEntry(Record):
     none: Address
     name_peer: Address
     name_tag: Address
+    # An int of C, for `number_within`.
     overflow: Word
     argument0: Address
     argument1: Address

@@ -334,7 +334,10 @@ def answer(channel: MailboxPair, message: int, status: int, kind: Address) -> bo
 
 @compilable
 def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
-    """Return the number of polls: one takes 0.3 us, in which the peer copies 4 KiB."""
+    """Return how often to poll before a return to Python: longer for long data.
+
+    A poll after a yield takes 0.3 us at least, in which the peer copies 4 KiB.
+    """
     return channel.spins + channel.yields + (kind.nbytes >> _BYTES_A_YIELD_LOG)
 
 
@@ -342,8 +345,8 @@ def _polls(channel: MailboxPair, kind: DtypeAndShapeRecord) -> int:
 def send(channel: MailboxPair, kind: DtypeAndShapeRecord, tag: int, data: Address) -> int:
     """Offer a message and poll for its answer; no other message to the peer is without an answer.
 
-    Returns TAKEN, PENDING, or OTHER: the ring of offers is full, or Python has to read the
-    answer.
+    Returns TAKEN; PENDING if the message is offered; OTHER if the ring of offers is full, or if
+    Python has to read the answer.
     """
     if offer(channel, kind, tag, data) == 0:
         return OTHER

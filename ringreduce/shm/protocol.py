@@ -262,7 +262,10 @@ def write_ends(team: Team) -> None:
 
 @compilable
 def leave(team: Team) -> None:
-    """Let no peer begin to write to this rank's arrays; wait until none does, or `_LEAVING_NS`."""
+    """Let no peer begin to write to this rank's arrays; wait until none does.
+
+    Waits for `_LEAVING_NS` at most: a peer that is stopped while it writes keeps its mark.
+    """
     store_release(departure_of(team.segment), "has_left", 1)
     fence()
     end = nanoseconds(address_of(team.clock)) + _LEAVING_NS

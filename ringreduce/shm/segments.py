@@ -86,8 +86,8 @@ class Segments:
 def share_segments(transport: Transport) -> Segments | None:
     """Map a segment of every rank in all ranks.  Collective, before the first call.
 
-    Returns None, on all ranks, for ranks of several nodes, without compiled functions on some
-    rank, or if no memory can be shared.
+    Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
+    functions, or if no memory can be shared.
     """
     COMPILING[:] = [jit.COMPILING]
     if len(transport.nodes()) > 1:

@@ -77,7 +77,7 @@ def stream(into: Address, source: Address, nbytes: int) -> None:
 
 @compilable
 def write(team: Team, into: Address, source: Address, nbytes: int) -> None:
-    """Write memory that peers read, by the chosen stores; the caller then must `fence`."""
+    """Write memory that peers read, by the chosen stores; `fence` before you publish the bytes."""
     if team.trial.streams and nbytes >= STAGED_FROM_BYTES:
         stream(into, source, nbytes)
     else:

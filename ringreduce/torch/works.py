@@ -138,7 +138,10 @@ class AsyncWork(dist._Work):  # type: ignore[misc]
         return list(self._tensors)
 
     def at_end(self, function: Callable[[], object]) -> None:
-        """Have a waiting or calling thread run `function` once all calls are over."""
+        """Have `function` called once all calls are over, before `wait` returns.
+
+        The thread that makes the calls runs `function`, or a thread that waits.
+        """
         if self._works:
             self._end.after(self._works[-1], function)
         else:

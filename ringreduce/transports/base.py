@@ -22,13 +22,13 @@ class Request(Protocol):
     """A message bound to its peer, flow and buffer, such as a persistent request of mpi4py."""
 
     def Start(self) -> None:  # noqa: N802 - mpi4py's name
-        ...
+        """Start the message, which is not under way."""
 
     def Test(self) -> bool:  # noqa: N802 - mpi4py's name
         """Make progress; return whether the message is complete or was never started."""
 
     def Free(self) -> None:  # noqa: N802 - mpi4py's name
-        ...
+        """Free the request, which is not under way."""
 
 
 class Transport(Protocol):
@@ -68,8 +68,8 @@ class Transport(Protocol):
     def withdraw(self, receiver: Any) -> bool | None:
         """Take back a started receive.
 
-        Returns True if it matched no message, False if it received one, None if that is not
-        known yet.
+        Returns True if it matched no message, False if it received one, None if neither is known
+        yet: call again.
         """
 
     def discard(self, peer: int) -> bool:
@@ -135,12 +135,12 @@ class Transport(Protocol):
     def forked(self) -> None:
         """In a forked child: close the child's copies of the rank's connections.
 
-        Peers would not notice the end of the rank while another process keeps its
-        connections open.
+        Peers would not notice the end of the rank while another process keeps its connections open.
         """
         return
 
     def close(self) -> None:
+        """Free what the transport holds.  Collective."""
         return
 
 

@@ -43,6 +43,7 @@ class SocketMesh:
     streams: Sequence[socket.socket | None]
     """By rank; None for this rank itself."""
     cores: int
+    """Number of cores that the ranks together may use."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,7 @@ class _Handshakes:
     def run(self) -> None:
         """Connect to the lower ranks, accept the higher ones, then receive the lower ones' proofs.
 
-        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a
-        circle.
+        Each rank greets all lower ranks before it waits for any rank: so no ranks wait in a circle.
         """
         for peer in range(self._rank):
             self.streams[peer] = self._connect_to(peer)

@@ -117,8 +117,7 @@ class SocketTransport(Transport):
     ) -> None:
         """Wait until no rank is missing.
 
-        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after
-        `timeout_s`.
+        Raises PeerLostError if a missing rank has ended, PeerTimeoutError after `timeout_s`.
         """
         end = time.monotonic() + timeout_s
         while absent := missing():

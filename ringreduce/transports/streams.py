@@ -203,6 +203,7 @@ class FrameStream:
         self.collected: dict[int, deque[bytes]] = defaultdict(deque)
         """By number of the split, 0 for none: the bytes of the peer's collections."""
         self.memory: deque[int] = deque()
+        """Descriptors that the peer has sent."""
         self.ended = self.said_bye = False
         self._peer_closed = False
         """Whether the peer reads nothing more; frames that it sent before are still read."""
@@ -417,9 +418,9 @@ class FrameStream:
 def _system_calls_on(stream: FrameStream) -> Iterator[None]:
     """Run a block of system calls on a connection.
 
-    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream`
-    has ended.  After any other exception, such as that of a signal's handler, the connection
-    stays in use if `recover` finds it consistent; otherwise it ends for both ranks.
+    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
+    ended.  After any other exception, such as that of a signal's handler, the connection stays in
+    use if `recover` finds it consistent; otherwise it ends for both ranks.
     """
     try:
         yield
