@@ -121,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
         for index in range(options.times):
             ranks, how = drawn(random.Random(f"{options.seed}-{index}"))
-            killed, found = 0, list[str]()
-            while not killed and not found:
+            killed = 0
+            while True:
                 try:
                     done = jobs.finish(jobs.start("servers", ranks, json.dumps(how)), LIMIT_S)
                     found = judge(done, how)
@@ -131,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     output = f"{done.results}\n{done.output}"
                 except AssertionError as error:
                     found, output = ["hangs"], str(error)
+                if killed or found:
+                    break
                 how["victims"] = {rank: sooner(at) for rank, at in how["victims"].items()}
             kills += killed
             wrong.update(found)
