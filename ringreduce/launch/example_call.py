@@ -126,7 +126,9 @@ class PipelineRequest:
     name: str
     ranks: int
     splits: int
+    """Microbatches."""
     virtual: int = 1
+    """Stages of each rank."""
     prove: bool = False
     svg: Path | None = None
     png: Path | None = None
