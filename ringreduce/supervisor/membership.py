@@ -1,4 +1,4 @@
-"""Who belongs to a job, and what follows a loss or a wish: decisions alone, without a process.
+"""Decide which ranks belong to a job after a loss or a wish: decisions alone, without a process.
 
 The supervisor reports events to a `Membership`, and carries out the `Decision` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
