@@ -3,7 +3,7 @@
     python docs/house.py
 
 writes the list into `developing.md` anew.  `docs/picture.py` draws the picture.  What a package may
-import is `MAY_IMPORT` in `tests/test_architecture.py`.
+import is `MAY_IMPORT` in `tests/support/imports.py`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,23 @@ from ringreduce.picture.style import (
 PAGE = Path(__file__).with_name("developing.md")
 sys.path.append(str(PAGE.parents[1]))
 
-from tests import test_architecture as architecture  # noqa: E402
+from tests.support.imports import (  # noqa: E402
+    GROUND,
+    LAZY,
+    MAY_IMPORT,
+    SOURCES,
+    TREES,
+    imports_of,
+    package_of,
+)
 
 PUBLIC = "the public names"
-GROUND = sorted(architecture.GROUND)
-PACKAGES = [name for name in architecture.MAY_IMPORT if name not in ("__main__", *GROUND)]
+PACKAGES = [name for name in MAY_IMPORT if name not in ("__main__", *GROUND)]
 
 
 def first_sentence(package: str) -> str:
     """Return the first sentence of a package, or of a module of the first level."""
-    tree = architecture.TREES["ringreduce" if package == PUBLIC else f"ringreduce.{package}"]
+    tree = TREES["ringreduce" if package == PUBLIC else f"ringreduce.{package}"]
     words = " ".join((ast.get_docstring(tree) or "").split())
     return re.split(r"(?<=\.)\s", words, maxsplit=1)[0]
 
@@ -57,26 +64,26 @@ def first_sentence(package: str) -> str:
 def loaded(package: str) -> set[str]:
     """Return what a package imports when it is loaded, besides the ground, not in functions."""
     found = set()
-    for module in architecture.SOURCES:
-        for node in architecture.TREES[module].body if _package(module) == package else ():
+    for module in SOURCES:
+        for node in TREES[module].body if _package(module) == package else ():
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = architecture.imports_of(module, ast.Module([node], []))
-                found |= {_package(name) for name in names & architecture.SOURCES.keys()}
+                names = imports_of(module, ast.Module([node], []))
+                found |= {_package(name) for name in names & SOURCES.keys()}
     return found - {package, *GROUND}
 
 
 def _package(module: str) -> str:
-    return architecture.package_of(module) or PUBLIC
+    return package_of(module) or PUBLIC
 
 
 @cache
 def imported(package: str) -> set[str]:
     """Return what a package may import.  The public names import what they are the names of."""
     if package != PUBLIC:
-        return architecture.MAY_IMPORT[package]
-    names = architecture.imports_of("ringreduce", architecture.TREES["ringreduce"])
+        return MAY_IMPORT[package]
+    names = imports_of("ringreduce", TREES["ringreduce"])
     users = {name for name in PACKAGES if PUBLIC in loaded(name)}
-    inner = names & architecture.SOURCES.keys()
+    inner = names & SOURCES.keys()
     return {_package(module) for module in inner} - users - {PUBLIC, *GROUND}
 
 
@@ -93,6 +100,11 @@ def layers() -> list[list[str]]:
     return found
 
 
+@cache
+def level() -> dict[str, int]:
+    return {name: n for n, layer in enumerate(layers()) for name in layer}
+
+
 def block() -> str:
     """Return the list of packages, from the highest layer down to the ground."""
     order = [name for layer in layers()[::-1] for name in layer]
@@ -101,7 +113,7 @@ def block() -> str:
         shown = name if name == PUBLIC else f"`{name}`"
         below = sorted(imported(name), key=order.index)
         rows.append((shown, first_sentence(name), ", ".join(below)))
-    rows += [(f"`{name}`", first_sentence(name), "") for name in GROUND]
+    rows += [(f"`{name}`", first_sentence(name), "") for name in sorted(GROUND)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -118,10 +130,9 @@ Place = tuple[str, ...]
 
 def lines() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """Return the lines down, without those that others imply, and those up."""
-    level = {name: n for n, layer in enumerate(layers()) for name in layer}
-    edges = {(name, other) for name in level for other in imported(name)}
-    edges |= {(module.partition(".")[0], package) for module, package in architecture.LAZY}
-    down = {(name, other) for name, other in edges if level[other] < level[name]}
+    edges = {(name, other) for name in level() for other in imported(name)}
+    edges |= {(module.partition(".")[0], package) for module, package in LAZY}
+    down = {(name, other) for name, other in edges if level()[other] < level()[name]}
 
     @cache
     def below(name: str) -> set[str]:
@@ -158,8 +169,8 @@ def placed(down: set[tuple[str, str]]) -> tuple[dict[Place, float], list[list[Pl
 
 def way(name: str, other: str) -> list[Place]:
     """Return the places of a line down."""
-    first, last = (next(n for n, layer in enumerate(layers()) if x in layer) for x in (name, other))
-    return [(name,), *((name, other, str(n)) for n in range(first - 1, last, -1)), (other,)]
+    between = range(level()[name] - 1, level()[other], -1)
+    return [(name,), *((name, other, str(n)) for n in between), (other,)]
 
 
 def _wide(place: Place) -> float:
@@ -188,7 +199,7 @@ def house() -> str:
         style = {"fill": "none", "stroke": PALETTE[1], "stroke_dasharray": DASHED}
         elements.append(element("path", d=bow, stroke_width=1.5, **style))
     elements += [_box(*place, x[place], y[place]) for place in y if len(place) == 1]
-    words = f"{', '.join(GROUND)}: every package may import them"
+    words = f"{', '.join(sorted(GROUND))}: every package may import them"
     slab = {"x": MARGIN, "y": ground, "width": right - MARGIN, "height": _HIGH, "rx": 6}
     elements.append(element("rect", **slab, fill=FRAME, stroke=FAINT))
     middle = {"text_anchor": "middle"}

@@ -180,7 +180,10 @@ def _pipeline_request(options: argparse.Namespace) -> PipelineRequest:
 
 
 def options_module(command: str) -> ModuleType | None:
-    """Return the module with the options of the program of ours that `command` starts, if any."""
+    """Return the module with the options of the program of ours that `command` starts, if any.
+
+    The module has the functions `parser` and `read`.
+    """
     if command == "train":
         from ringreduce.train import configuration
 

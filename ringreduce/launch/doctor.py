@@ -43,7 +43,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _PROBE = "-P", "-m", "ringreduce.launch.probe"
 
 Problem = tuple[str, str]
-"""What is wrong, and what to do about it; both "" if nothing is wrong."""
+"""A problem, and the advice about it; both "" if nothing is wrong."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `ringreduce explain` explains: a request, and what a call would find and do on this host."""
+"""The requests that `ringreduce explain` explains, and how such a call would run on this host."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ class PipelineRequest:
     name: str
     ranks: int
     splits: int
+    """Microbatches."""
     virtual: int = 1
+    """Stages of each rank."""
     prove: bool = False
     svg: Path | None = None
     png: Path | None = None
@@ -162,7 +164,7 @@ class Case:
 
     @cached_property
     def choice(self) -> Choice:
-        """What ``"auto"`` takes."""
+        """The choice of ``"auto"``."""
         request = self.request
         return choose(request.collective, request.layout, request.nbytes, self.config)
 

@@ -177,7 +177,7 @@ class _IoVec(ctypes.Structure):
 
 
 def read(pid: str, address: str) -> dict[str, Any]:
-    """Read the secret of `hold` with process_vm_readv; "" if the bytes are right.
+    """Read the secret of `hold` with process_vm_readv: "error" is "" if that works.
 
     Then write it back with process_vm_writev: "writes" is False if that is not allowed.
     """

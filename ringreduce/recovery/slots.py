@@ -129,7 +129,10 @@ class Slots:
 
     @classmethod
     def from_file(cls, file: int) -> Slots:
-        """Open the file with this descriptor, and own it.  Raises ValueError for any other file."""
+        """Open the file with this descriptor, and own it from then on.
+
+        Raises ValueError if it is no such file, or was not finished.
+        """
         nbytes = os.fstat(file).st_size
         if nbytes < _WORDS * _WORD:
             raise ValueError(f"a file of {nbytes} bytes is too short for arrays of a training step")

@@ -47,10 +47,11 @@ DYING_S = 1.0
 def abandoned_files(
     *, since: float = 0.0, directory: Path = SHARED_MEMORY, hydra_files: Path = HYDRA_FILES
 ) -> dict[Path, int]:
-    """Return the bytes of each of this user's files of MPI jobs that are gone, newer than `since`.
+    """Return the bytes of each of this user's files of MPI jobs that are gone.
 
-    A file of hydra counts as abandoned only while no process of hydra runs: the ranks open it
-    for a moment alone, at any time of their start.
+    Older files than `since` (Unix time) are left out.  A file of hydra counts as abandoned only
+    while no process of hydra runs: the ranks open it for a moment alone, at any time of their
+    start.
     """
     found = list(_written(directory, _SHARED_MEMORY_NAME, since))
     if not _hydra_runs():
@@ -84,10 +85,11 @@ def clean_up_job(
     hydra_files: Path = HYDRA_FILES,
     dying_s: float = DYING_S,
 ) -> None:
-    """Remove the files of the job, begun at `since`, whose mpiexec `pid` has ended.
+    """Remove the files of the job whose mpiexec, process `pid`, has ended.
 
-    Waits at most `dying_s` seconds for its ranks to end.  A file that another process has open
-    stays.  No error of the clean-up is raised: it is not worth a job.
+    The job began at `since` (Unix time).  Waits at most `dying_s` seconds for its ranks to end.
+    A file that another process has open stays.  No error of the clean-up is raised: it is not
+    worth a job.
     """
     deadline = time.monotonic() + dying_s
     try:

@@ -30,7 +30,7 @@ _AGAIN_S = 60.0
 
 
 class DiscoveryError(ValueError):
-    """The command has failed."""
+    """The command has failed; the text says how."""
 
 
 class Discovery:
@@ -48,7 +48,10 @@ class Discovery:
         """When `tick` has something to do: when the command is to run, or must have ended."""
 
     def first(self, rules: Rules) -> int:
-        """Run the command; return the ranks to begin with.  DiscoveryError if they are too few."""
+        """Run the command, and return the number of ranks to begin with.
+
+        Raises DiscoveryError if the command fails, or has room for too few ranks.
+        """
         process = self._begin()
         try:
             process.wait(_ANSWER_S)
@@ -65,7 +68,10 @@ class Discovery:
         return min(slots, rules.ranks)
 
     def tick(self, now: float) -> int | None:
-        """Run the command if it is time.  Returns the slots of this host, once for each run."""
+        """Run the command if it is time.  Returns the slots of this host, once for each run.
+
+        Raises DiscoveryError if the command has failed.
+        """
         process = self._process
         if process is None:
             if now >= self.wakes_at:
@@ -143,6 +149,8 @@ class Discovery:
 
 def slots_of(text: str) -> int:
     """Return the slots of this host in the output of the command.
+
+    Raises DiscoveryError for a line that is none, or that names another host.
 
     >>> slots_of("localhost:4")
     4

@@ -31,7 +31,7 @@ class End:
 
     rank: str
     how: str
-    """What the rank did, such as "raised ValueError"; "": it was gone without a report."""
+    """The report of the rank, such as "raised ValueError"; "": the rank was gone without one."""
     status: int | None = None
     """The status of its process, as for ``os.waitstatus_to_exitcode``; None if not known."""
     code: int = 0

@@ -15,7 +15,10 @@ from ringreduce.supervisor.membership import Resize
 
 
 class EventFile:
-    """Writes events to `path`, if there is one, until a write fails."""
+    """Writes events to `path`, if there is one, until a write fails.
+
+    Raises OSError if the file cannot be opened.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._file: TextIO | None = None

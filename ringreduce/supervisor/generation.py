@@ -274,8 +274,8 @@ class Generation:
 def end_of_mpiexec(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code of an mpiexec that has ended, negative for a signal; 0 if it runs.
 
-    mpiexec closes its files and ends its ranks before the kernel reports its end: wait for
-    that.
+    Waits for an end that has begun: mpiexec closes its files first, and its ranks may be gone
+    before the kernel reports its end.
     """
     if process.poll() is None and is_exiting(process.pid):
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What to start: a job, mpiexec's command line, and the environment of the ranks.
+"""Start mpiexec for a job: its command line, and the environment of the ranks.
 
 The launcher itself loads no MPI.  Each rank runs `ringreduce.launch.rank_main`, which runs the
 user's program.

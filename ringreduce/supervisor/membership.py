@@ -1,4 +1,4 @@
-"""Who belongs to a job, and what follows a loss or a wish: decisions alone, without a process.
+"""Decide which ranks belong to a job after a loss or a wish: decisions alone, without a process.
 
 The supervisor reports events to a `Membership`, and carries out the `Decision` that it returns.
 A *generation* is one membership.  It starts (its processes begin), runs (it has a communicator),
@@ -223,6 +223,7 @@ class Membership:
     _wish: tuple[int, str] | None = None
     """``(size, cause)``: a number of ranks that is wanted."""
     _last: Decision | None = None
+    """How the job ends when all ranks have paused; None: it goes on."""
     _last_until: float = 0.0
     """When the job ends though they have not."""
     _lost: list[Lost] = field(default_factory=list)
@@ -399,11 +400,8 @@ class Membership:
 
     def prepared(self) -> Decision | None:
         """Return what follows if the processes of the next generation are ready."""
-        return (
-            Decision(Next.PAUSE)
-            if self.phase is Phase.RUNNING and self.wanted is not None
-            else None
-        )
+        pauses = self.phase is Phase.RUNNING and self.wanted is not None
+        return Decision(Next.PAUSE) if pauses else None
 
     def unprepared(self) -> None:
         """Drop the wanted generation: its processes cannot start."""

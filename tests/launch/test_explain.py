@@ -180,7 +180,7 @@ def test_rows_of_ranks_that_differ_are_bounded(said: Said) -> None:
 
 
 def bytes_moved(text: Sequence[str], size: int) -> list[tuple[int, int]]:
-    """What the table says that each rank sends and receives."""
+    """Return the bytes that each rank sends and receives by the table."""
     moved = [(-1, -1)] * size
     for line in text[1:]:
         ranks, _, sent, *_, received = [w for w in line.split() if not w.startswith("(")]
@@ -242,7 +242,7 @@ def test_it_is_said_what_auto_takes_and_what_is_shown(said: Said, nodes: str) ->
 
 
 def notes(said: Said, line: str) -> dict[str, str]:
-    """What the table of prices says of an algorithm, behind its time."""
+    """Return the words behind the time of each algorithm in the table of prices."""
     return {row.split()[0]: row.partition("µs")[2].strip() for row in said(line)[3][1:-1]}
 
 
@@ -539,7 +539,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Schedule], None]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
-    """What `explain` prints of a schedule that it finds to be wrong."""
+    """Return the output of `explain` for a schedule that is wrong."""
     assert cli.main(["explain", *line.split()]) == 1
     printed = capsys.readouterr()
     return printed.out + printed.err

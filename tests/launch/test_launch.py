@@ -244,7 +244,7 @@ def test_open_mpi_may_oversubscribe():
 
 
 def options_of(flavour, *, given=None, added=(), **job):
-    """What stands between ``mpiexec -n 4`` and the interpreter."""
+    """Return the words between ``mpiexec -n 4`` and the interpreter."""
     job = Job(4, ("script.py", "-n", "9"), **job)
     line = command_line(job, MPIEXECS[flavour], given or {}, added)
     assert line[:3] == ["/env/bin/mpiexec", "-n", "4"]

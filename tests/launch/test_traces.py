@@ -155,7 +155,7 @@ Times = tuple[float, float, bytes, str]
 
 
 def rank_of(rank: int, *events: Times) -> tuple[int, float, list[traces.Event]]:
-    """What `draw` gets of a rank, from the times in seconds, kinds and names of its events."""
+    """Return a rank as `draw` gets it, from the times in seconds, kinds and names of its events."""
     content = HEADER.pack(rank, 0.0, 0.0)
     for begin, end, kind, name in events:
         how = b"to 0" if kind == MESSAGE else b""

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (where, *_) = jobs.run_ok("call", 1, "benchmarks.rows:environment", command)
         for index in range(options.times):
             ranks, how = drawn(random.Random(f"{options.seed}-{index}"))
-            killed, found = 0, list[str]()
+            killed = 0
             while True:
                 try:
                     done = jobs.finish(jobs.start("servers", ranks, json.dumps(how)), LIMIT_S)

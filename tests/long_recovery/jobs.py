@@ -16,16 +16,14 @@ from tests.support.mpi import ROOT, alive_in_the_end, events_of
 
 SILENCE_S = 90.0
 """Seconds without the next event after which a job counts as hanging."""
-HELD = ("launcher_files", "launcher_mappings", "ranks_files", "ranks_mappings")
-"""Names of the numbers that `Job.held` returns."""
-_VARIES = (0, 8, 0, 8)
-"""By how many each may differ.
+HELD = {"launcher_files": 0, "launcher_mappings": 8, "ranks_files": 0, "ranks_mappings": 8}
+"""Names of the numbers that `Job.held` returns -> by how many each may grow.
 
-How many mappings a process has depends on when its threads begin, and on where memory is free.  If
-each of hundreds of losses left one, they would be more.
+The number of mappings of a process depends on when its threads begin, and on where memory is free.
+A mapping left by each of hundreds of losses would be more than 8.
 """
 _END_S = 600.0
-"""Seconds of the last steps of a job, after which it counts as hanging."""
+"""Seconds from `Job.end` on after which a job counts as hanging; it may have steps left."""
 _SHARED = Path("/dev/shm")
 _SETTLING_S = 5.0
 """Seconds in which a job must give up what a change has needed."""
@@ -167,7 +165,7 @@ class Job:
     def check_held(self, before: Sequence[int], ranks: Collection[int] = ()) -> tuple[int, ...]:
         """Return what the launcher and these ranks hold.  Exits if it is more than before."""
         deadline = time.monotonic() + _SETTLING_S
-        most = [then + varies for then, varies in zip(before, _VARIES, strict=False)]
+        most = [then + varies for then, varies in zip(before, HELD.values(), strict=False)]
         held = self.held(ranks)
         while any(now > limit for now, limit in zip(held, most, strict=True)):
             if time.monotonic() > deadline:

@@ -60,7 +60,7 @@ class Rank(NamedTuple):
     action: int
     """Index of the action it is in."""
     log: tuple[Any, ...]
-    """What the accesses of that action have read so far; None for those that wrote."""
+    """The values that the accesses of that action have read so far; None for those that wrote."""
     memory: bytes
     """The rank's own records when the action began."""
 

@@ -21,7 +21,7 @@ from ringreduce.shm.layout import RING_OFFSET, Destinations, DirectWrite, Peer, 
 from tests.support import interleavings
 
 RESULT, ANOTHER = 7, 8
-"""What is written to the arrays of a call; what their owner writes there after it has left."""
+"""The value of the arrays of a call; the value that their owner writes after it has left."""
 
 
 class LateError(AssertionError):
@@ -41,7 +41,7 @@ class Rank(NamedTuple):
 
     action: int = 0
     log: tuple[Any, ...] = ()
-    """What the accesses of that action have read so far; None for those that wrote."""
+    """The values that the accesses of that action have read so far; None for those that wrote."""
     buffer: tuple[Store, ...] = ()
 
 

@@ -48,7 +48,7 @@ PAGE = ROOT / "docs/messages.md"
 _ROW = re.compile(r"^\| (.*?) \|(?: (.*))? \|$")
 _CODE = re.compile(r"(`+)(.*?)\1")
 _PYTHONS_HINT = re.compile(r"\. Did you mean '\w+'\?$")
-"""What newer Pythons add to their own error for an unknown argument."""
+"""The words that newer Pythons add to their own error for an unknown argument."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ DATA: dict[str, Callable[[Path], Any]] = {
     "a label to train is missing": partial(_LABELS, lambda c: idx_bytes(np.zeros(29))),
     "a label to train is 11": partial(_LABELS, lambda c: idx_bytes(np.full(30, 11))),
 }
-"""What is wrong with the files of MNIST -> what makes them so."""
+"""A mistake in the files of MNIST -> the function that makes it."""
 
 
 def of_data(mistake: str) -> str:
@@ -403,7 +403,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "another run uses the folder": (lambda d: Folder(d, 3), _RESUME),
     "the folder is a file": (_made_a_file, _RESUME),
 }
-"""What is wrong with checkpoints -> what makes them so, and the flags of the run."""
+"""A mistake with checkpoints -> the function that makes it, and the flags of the run."""
 
 
 def of_checkpoints(mistake: str) -> str:

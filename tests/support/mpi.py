@@ -29,7 +29,7 @@ SYNCHRONOUS = {"RINGREDUCE_TEST_SYNCHRONOUS": "1"}
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """What a job on a small machine needs: root allowed, more ranks than cores, yielding."""
+    """Return the variables of a job here: root allowed, more ranks than cores, yielding."""
     return {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -81,7 +81,7 @@ class Finished:
     """Standard output and standard error together."""
     seconds: float
     results: list[Any]
-    """What each rank handed to `report`; None for a rank that did not."""
+    """The value that each rank passed to `report`; None for a rank that did not."""
 
 
 class MpiJobs:
@@ -245,7 +245,7 @@ def is_alive(pid: int) -> bool:
 
 
 def alive_in_the_end(pids: list[int]) -> list[int]:
-    """Those of `pids` that are still there when they have had time to go."""
+    """Return the `pids` of processes that are still there after time to end."""
     deadline = time.monotonic() + DEADLINE_S
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -61,13 +61,13 @@ class Process(NamedTuple):
     comm: int
     """The number of its communicator."""
     at: str = "copy arrays"
-    """What it does next."""
+    """Its next action."""
     calls: int = 0
     """Calls that it has begun on its communicator."""
     generation: int = 1
     has_stepped: bool = False
     result: Any = None
-    """What its last call has returned."""
+    """The result of its last call."""
     alive: bool = True
     stopped: bool = False
     is_being_killed: bool = False
@@ -107,7 +107,7 @@ class World(NamedTuple):
     kept: tuple[int, ...] = ()
     """Processes that were lost before, whose files are held until the present generation trains."""
     pause: tuple[str, int, int] = ("", 0, 0)
-    """What the supervisor does to have all ranks pause: to which of the files, and for which step;
+    """The action of the supervisor that has all ranks pause, the file that it writes, and the step;
     when all is done ``("set", 0, step)``."""
 
 
@@ -186,7 +186,7 @@ class Walk:
         yield from self._of_supervisor(world)
 
     def _after_faults(self, world: World) -> Iterator[World]:
-        """What a fault can make of a state."""
+        """Yield the states after a fault."""
         if not world.faults:
             return
         less = world._replace(faults=0)
@@ -668,7 +668,7 @@ class Walk:
 
 
 def _next(file: File, process: Process | None = None) -> str:
-    """What a process does after a step."""
+    """Return the action of a process after a step."""
     if process is not None and process.pauses:
         return "pause"
     return "finish" if file.step == STEPS else "train"

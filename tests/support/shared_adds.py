@@ -79,7 +79,7 @@ def _found(
     victim: int,
     progress: int,
 ) -> dict[str, Any]:
-    """What is there after all adds.
+    """Return the state after all adds.
 
     counted: adds of the victim that the version counts; progress: adds that the victim has seen
     completed; in_blocks: adds of the victim in each block; whole: whether all elements of a block

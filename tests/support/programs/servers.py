@@ -33,7 +33,8 @@ def main(how: str) -> None:
     then, idle_s = options.pop("then", ""), options.pop("idle_s", 0)
     transport = options.pop("transport", None)
     updates = itertools.count(1)
-    over = threading.Event()  # after it a loss is one of the communicator, which nobody survives
+    timer = threading.Timer(moment, kill)
+    timer.daemon = True
 
     def update(parameters, slots, gradient, staleness, number) -> None:
         half = len(parameters) // 2
@@ -46,8 +47,6 @@ def main(how: str) -> None:
     with rr.init(timeout_s=60, transport=transport) as comm:
         with rr.train.ParameterStore(comm, params, update, **options) as store:
             if isinstance(moment, float):
-                timer = threading.Timer(moment, lambda: over.is_set() or kill())
-                timer.daemon = True
                 timer.start()
             if store.is_server:
                 begin_s, busy_s = time.perf_counter(), time.process_time()
@@ -70,7 +69,7 @@ def main(how: str) -> None:
                 wrong = np.flatnonzero(store.pull()["w"] != 1).tolist()
                 found = {"wrong": wrong, "pushes": pushes}
             report(RANK, found | {"lost": store.stats.lost})
-        over.set()
+        timer.cancel()  # a loss is one of the communicator now, which nobody survives
     exec(then)
 
 
