@@ -129,7 +129,7 @@ class MessageExecutable:
             self._control.log(flow.slice, step.notes)
 
     def _drive(self, flow: Flow) -> bool:
-        """Reduce what a flow has received, start its next steps; return whether any message came."""
+        """Reduce what a flow has received, start its next steps; return whether a message came."""
         steps, tested, header = flow.steps, flow.tested, self._header
         moved = not steps
         while flow.at < len(steps):
