@@ -322,7 +322,7 @@ def _notices(launcher: Connection) -> Iterator[None]:
     pid = os.getpid()
 
     def told(number: int, _: object) -> None:
-        if os.getpid() != pid or not launcher.send("notice"):
+        if os.getpid() != pid or not launcher.send("notice") or launcher.peer_ends:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

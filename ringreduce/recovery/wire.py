@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from ringreduce.system.proc import is_exiting
+from ringreduce.system.unix_sockets import peer_process
+
 ADDRESS = "RINGREDUCE_LAUNCHER"
 """The environment variable with the launcher's address: a path, or a name without a file."""
 TOKEN = "RINGREDUCE_TOKEN"
@@ -98,6 +101,16 @@ class Connection:
     def ask(self, kind: str, **fields: Any) -> WireMessage | None:
         """Send a message and wait for the answer.  None: the other end is gone."""
         return self.receive() if self.send(kind, **fields) else None
+
+    @property
+    def peer_ends(self) -> bool:
+        """Whether the process at the other end has begun to end, though its files may be open.
+
+        The kernel closes a process's files with its last thread, and may report the end of the
+        first one before.
+        """
+        peer = peer_process(self.socket)
+        return bool(peer) and is_exiting(peer)
 
     def close_first(self) -> None:
         """Let the kernel close this end before MPI's files when the process is killed.

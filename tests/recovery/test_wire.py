@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import socket
+import time
+from collections.abc import Callable
+from threading import Thread
 
 import pytest
 
+from ringreduce.recovery.elastic import _notices
 from ringreduce.recovery.wire import ADDRESS, TOKEN, Connection, WireError, bound, connect
 from ringreduce.supervisor import socket_folder
+from ringreduce.system.proc import stat_of
 
 
 def pair(token: str = "secret", theirs: str = "secret") -> tuple[Connection, Connection]:
@@ -85,6 +91,58 @@ def test_a_killed_process_closes_its_connection_before_older_files():
         os.waitpid(pid, 0)
         first, _ = closings.poll(0)[0]
         assert first == launcher.socket.fileno()
+
+
+EXIT = {"x86_64": 60, "aarch64": 93}
+"""The number of the system call that ends a thread."""
+
+
+def launcher_whose_first_thread_ends(name: str) -> None:
+    """Take messages for as long as a second thread lives, then end."""
+    listening = bound(name)
+    listening.listen()
+    Thread(target=signal.sigtimedwait, args=([signal.SIGUSR1], 200)).start()
+    end, _ = listening.accept()
+    end.recv(9)
+    ctypes.CDLL(None).syscall(EXIT[os.uname().machine], 0)
+
+
+def forked(run: Callable[[], None]) -> int:
+    """Return the process id of a child that runs a function."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        finally:
+            os._exit(1)
+    return child
+
+
+def test_sigterm_ends_a_rank_whose_launcher_ends_though_the_launcher_takes_the_notice():
+    # The kernel tells mpiexec of a killed launcher with the end of its first thread, and closes
+    # its files with the end of its last.  mpiexec may pass SIGTERM on to the ranks in between.
+    name = f"ringreduce test {os.getpid()}"
+    launcher = forked(lambda: launcher_whose_first_thread_ends(name))
+    while (connection := connect({ADDRESS: name})) is None:
+        pass
+
+    def train() -> None:
+        own = Connection(connection.socket, connection.token)  # its process may send
+        signal.alarm(200)
+        with _notices(own):
+            own.send("trains")
+            while True:
+                signal.pause()
+
+    rank = forked(train)
+    while stat_of(launcher)[0] != b"Z":
+        time.sleep(0.001)
+    assert connection.send("a message")
+    os.kill(rank, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) == -signal.SIGTERM
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    connection.close()
 
 
 def test_without_a_launcher_there_is_no_connection():
