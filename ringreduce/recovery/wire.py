@@ -110,7 +110,7 @@ class Connection:
         first one before.
         """
         peer = peer_process(self.socket)
-        return bool(peer) and is_exiting(peer)
+        return peer is not None and peer > 0 and is_exiting(peer)
 
     def close_first(self) -> None:
         """Let the kernel close this end before MPI's files when the process is killed.
