@@ -37,8 +37,7 @@ _GET_PROCESS_INFO = 3 << 30 | _PROCESS_INFO.size << 16 | 0xFF << 8 | 11
 
 def running() -> Iterator[int]:
     """Yield the numbers of the processes that this one sees."""
-    for folder in _PROC.glob("[0-9]*"):
-        yield int(folder.name)
+    yield from map(int, filter(str.isdigit, os.listdir(_PROC)))
 
 
 def stat_of(process: int) -> list[bytes]:
@@ -96,9 +95,11 @@ def file_names_of(process: int) -> Iterator[str]:
         for mapped in re.finditer(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE):
             yield mapped[1]
     with contextlib.suppress(OSError):
-        for link in (_PROC / str(process) / "fd").iterdir():
+        folder = f"{_PROC}/{process}/fd"
+        for descriptor in os.listdir(folder):  # a Path would keep the name of each in a table
             with contextlib.suppress(OSError):
-                yield os.path.basename(os.readlink(link)).removesuffix(" (deleted)")
+                opened = os.readlink(f"{folder}/{descriptor}")
+                yield os.path.basename(opened).removesuffix(" (deleted)")
 
 
 def start_of(process: int) -> int | None:
@@ -185,4 +186,5 @@ def has_nvidia_driver() -> bool:
 
 
 def _read(process: int | str, name: str) -> bytes:
-    return (_PROC / str(process) / name).read_bytes()
+    with open(f"{_PROC}/{process}/{name}", "rb") as file:
+        return file.read()
