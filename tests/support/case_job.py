@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
-from collections.abc import Sequence
-from typing import TextIO
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
 
-from tests.support.cases import Case
 from tests.support.mpi import MpiJobs
 
 _ANSWER_S = 300.0
@@ -17,15 +18,19 @@ _OTHERS_S = 1.0
 """How long the other ranks have to answer after one has failed."""
 
 
+class _Case(Protocol):
+    def to_json(self) -> Any: ...
+
+
 class CaseJob:
     """`ranks` ranks that each wait on a socket of their own, so that idle ranks cost nothing."""
 
-    def __init__(self, jobs: MpiJobs, ranks: int = 5) -> None:
-        self.jobs, self.ranks = jobs, ranks
+    def __init__(self, jobs: MpiJobs, ranks: int = 5, program: str = "serve_cases") -> None:
+        self.jobs, self.ranks, self._program = jobs, ranks, program
         self._starts = 0
         self._from: list[TextIO] = []
         self._to: list[TextIO] = []
-        self._sent: Sequence[Case] = ()
+        self._sent: Sequence[_Case] = ()
         self._start()
 
     def _start(self) -> None:
@@ -35,7 +40,7 @@ class CaseJob:
             server.bind(path)
             server.listen(self.ranks)
             server.settimeout(60)
-            self._job = self.jobs.start("serve_cases", self.ranks, CASE_SOCKET=path)
+            self._job = self.jobs.start(self._program, self.ranks, CASE_SOCKET=path)
             ends = [server.accept()[0] for _ in range(self.ranks)]
         files = [(end.makefile("r"), end.makefile("w")) for end in ends]
         by_rank = {int(lines.readline()): (lines, to) for lines, to in files}
@@ -43,7 +48,7 @@ class CaseJob:
         for end in ends:
             end.close()
 
-    def send(self, cases: Sequence[Case]) -> None:
+    def send(self, cases: Sequence[_Case]) -> None:
         """Let the ranks begin with a batch of cases, each of its first ``case.ranks`` ranks."""
         self._sent = cases
         line = json.dumps([case.to_json() for case in cases]) + "\n"
@@ -64,7 +69,7 @@ class CaseJob:
         said = [f"rank {r}: {text}" for r, (i, text) in sorted(failures.items()) if i == first]
         return first, f"{self._sent[first]}\n" + "\n".join(said)
 
-    def run(self, case: Case) -> None:
+    def run(self, case: _Case) -> None:
         """Run one case on its ranks.  Raises AssertionError with what the ranks said."""
         self.send([case])
         failure = self.receive()
@@ -101,3 +106,23 @@ class CaseJob:
     def _disconnect(self) -> None:
         for file in (*self._from, *self._to):
             file.close()
+
+
+def serve(rank: int, run: Callable[[Any], None]) -> None:
+    """Take batches of cases on a rank of a job; run those before the first that fails."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ["CASE_SOCKET"])
+    lines = connection.makefile("rw")
+    lines.write(f"{rank}\n")
+    lines.flush()
+    for line in lines:
+        answer: tuple[int, str | None] = 0, None
+        for values in json.loads(line):
+            try:
+                run(values)
+            except Exception:
+                answer = answer[0], traceback.format_exc()
+                break
+            answer = answer[0] + 1, None
+        lines.write(json.dumps(answer) + "\n")
+        lines.flush()

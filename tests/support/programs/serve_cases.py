@@ -1,13 +1,11 @@
 """The ranks of a persistent job: each takes batches of cases from its own socket and runs them."""
 
-import json
 import os
-import socket
-import traceback
 from pathlib import Path
 from typing import Any
 
 import ringreduce as rr
+from tests.support.case_job import serve
 from tests.support.cases import CONFIG, SYNCHRONOUS_CONFIG, Case, nodes_of, run_case
 from tests.support.mpi import place
 
@@ -40,29 +38,12 @@ def group_of(case: Case) -> dict[str, Any]:
     return {"mpi_comm": MPI.COMM_WORLD.Create_group(group, tag=case.ranks)}
 
 
-def run_batch(cases: list[Case]) -> tuple[int, str | None]:
-    """Run those cases that this rank takes part in, up to the first that fails."""
-    for index, case in enumerate(cases):
-        try:
-            if case.ranks > RANK:
-                run_case(communicator(case), case)
-        except Exception:
-            return index, traceback.format_exc()
-    return len(cases), None
+def run(values: Any) -> None:
+    case = Case.from_json(values)
+    if case.ranks > RANK:
+        run_case(communicator(case), case)
 
 
-def main() -> None:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.environ["CASE_SOCKET"])
-    lines = connection.makefile("rw")
-    lines.write(f"{RANK}\n")
-    lines.flush()
-    for line in lines:
-        answer = run_batch([Case.from_json(values) for values in json.loads(line)])
-        lines.write(json.dumps(answer) + "\n")
-        lines.flush()
-    for comm in comms.values():
-        comm.close()
-
-
-main()
+serve(RANK, run)
+for comm in comms.values():
+    comm.close()
