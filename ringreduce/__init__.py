@@ -67,6 +67,7 @@ __all__ = [
     "spawn",
     "train",
     "wait_any",
+    "wrap",
 ]
 __version__ = "0.1.0"
 
@@ -85,6 +86,7 @@ _MODULES = {
     "span": "trace.recorder",
     "spawn": "start.spawn",
     "wait_any": "calls.work",
+    "wrap": "mpi",
 }
 _PACKAGES = ("pipeline", "train")
 

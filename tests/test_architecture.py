@@ -140,8 +140,8 @@ BENCH = {module.removeprefix("ringreduce.") for module in under("bench")}
 """Times MPI's own collectives beside ours."""
 
 
-def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
-    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start.init"}
+def test_mpi4py_is_imported_by_the_mpi_transport_by_init_and_by_wrap_alone():
+    assert importers_of("mpi4py") - BENCH == {"transports.mpi", "start.init", "mpi"}
     top_level = [
         n
         for n in TREES["ringreduce.start.init"].body
@@ -152,7 +152,7 @@ def test_mpi4py_is_imported_by_the_mpi_transport_and_by_init_alone():
 
 def test_cupy_is_imported_by_what_runs_on_a_gpu_alone():
     # The trainer's commands are users' programs, and choose arrays as these do.
-    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.inputs"}
+    assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.inputs", "mpi"}
 
 
 def test_jax_is_imported_by_the_strategy_that_names_it_alone():

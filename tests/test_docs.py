@@ -55,7 +55,11 @@ def words(command: list[str]) -> list[str]:
 NAMED = re.compile(r"# (\w+\.(?:py|toml))\n")
 """The first line of a file that commands of its page use."""
 PYTHON = [b for b in blocks() if b.language == "python" and not NAMED.match(b.code)]
-OVER_MPI = [block for block in PYTHON if "rr.init(" in block.code and "__main__" not in block.code]
+OVER_MPI = [
+    block
+    for block in PYTHON
+    if re.search(r"rr\.(init|wrap)\(", block.code) and "__main__" not in block.code
+]
 """Programs that a launcher starts.  Others start their ranks themselves."""
 
 

@@ -24,7 +24,7 @@ WITH_EXAMPLE = {name: value for name, value in ENTRIES.items() if not isinstance
 OVER_MPI = {
     name: value
     for name, value in WITH_EXAMPLE.items()
-    if "rr.init(" in value.__doc__ or "rr.elastic(" in value.__doc__
+    if any(f"rr.{made}(" in value.__doc__ for made in ("init", "elastic", "wrap"))
 }
 
 
