@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import socket
 import struct
 from collections.abc import Iterator
@@ -90,10 +89,11 @@ def file_names_of(process: int) -> Iterator[str]:
 
     Leaves out what this process may not inspect.
     """
-    with contextlib.suppress(OSError):
-        maps = os.fsdecode(_read(process, "maps"))
-        for mapped in re.finditer(r"/([^/\n]+?)(?: \(deleted\))?$", maps, re.MULTILINE):
-            yield mapped[1]
+    with contextlib.suppress(OSError), open(f"{_PROC}/{process}/maps", "rb") as mappings:
+        for line in mappings:  # one at a time: a process may have thousands
+            _, slash, name = line.rstrip(b"\n").rpartition(b"/")
+            if slash:
+                yield os.fsdecode(name.removesuffix(b" (deleted)"))
     with contextlib.suppress(OSError):
         folder = f"{_PROC}/{process}/fd"
         for descriptor in os.listdir(folder):  # a Path would keep the name of each in a table
