@@ -206,7 +206,7 @@ class _Routed(_Intracomm):
         return comm
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        x = recvbuf if _is_in_place(sendbuf) else sendbuf
+        x = recvbuf if type(sendbuf) is not np.ndarray and _is_in_place(sendbuf) else sendbuf
         if type(x) is np.ndarray and type(recvbuf) is np.ndarray and x.dtype is recvbuf.dtype:
             name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
             is_flat = x.flags.c_contiguous and recvbuf.flags.carray

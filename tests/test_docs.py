@@ -274,6 +274,9 @@ def test_the_figures_in_the_readme_are_those_of_the_rows():
         if (kills["proof"] == "live") == ("Open MPI" in kills["mpi"]):
             counts, seconds = f"{kills['survived']} of {kills['kills']}", kills["recovered_s_p50"]
             figures.append(f"| {counts} | {seconds:.2f} s |")
+    wrapped = [row["median_us"] for row in rows("wrapped", ranks=2)]
+    faster = [int(us["allreduce of MPI"] / us["allreduce wrapped"]) for us in wrapped]
+    figures.append(f"{min(faster)} to {max(faster)} times as fast as under three MPIs")
     (small,) = rows("small_calls", ranks=2, bytes=8, cores=2)
     figures.append(f"about {small['above_bare_us']['ring']:.0f} µs]")
     readme = " ".join(PAGES[0].read_text().split())
