@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from importlib.util import find_spec
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from mpi4py import MPI
@@ -22,40 +23,42 @@ if TYPE_CHECKING:
 else:
     _Intracomm = object  # each kind of communicator has it as another base
 
-_NUMBERS = {"SUM": ("sum", "iufc"), "PROD": ("prod", "iufc")}
-_BITS = {"BAND": ("and", "iu"), "BOR": ("or", "iu"), "BXOR": ("xor", "iu")}
-_ORDER = {"MIN": ("min", "iuf"), "MAX": ("max", "iuf")}
-_LOGIC = {"LAND": ("and", "b"), "LOR": ("or", "b"), "LXOR": ("xor", "b")}
+_ON_NUMBERS = {"SUM": "iufc", "PROD": "iufc"}
+_ON_BITS = {"BAND": "iu", "BOR": "iu", "BXOR": "iu"}
+_OTHERS = {"MIN": "iuf", "MAX": "iuf", "LAND": "b", "LOR": "b", "LXOR": "b"}
 _OPS = {
-    getattr(MPI, op).handle: how for op, how in {**_NUMBERS, **_BITS, **_ORDER, **_LOGIC}.items()
+    getattr(MPI, op).handle: (op.lower().lstrip("bl"), kinds)
+    for op, kinds in {**_ON_NUMBERS, **_ON_BITS, **_OTHERS}.items()
 }
-"""Handle of an op -> the same op here, and the kinds of dtypes that both reduce."""
+"""Handle of an op -> ringreduce's name of the op, and the kinds of dtypes that both reduce."""
 _OPS_OF_OBJECTS = {
-    getattr(MPI, op).handle: (name, kinds + "b" * (op in _BITS))
-    for op, (name, kinds) in {**_NUMBERS, **_BITS}.items()
+    getattr(MPI, op).handle: (op.lower().lstrip("b"), kinds + "b" * (op in _ON_BITS))
+    for op, kinds in {**_ON_NUMBERS, **_ON_BITS}.items()
 }
-"""The ops that mpi4py applies to arrays element by element; it compares them as a whole for MIN."""
-_ON_BYTES = [getattr(MPI, op).handle for op in _BITS]
-_NOT_NUMPYS = ("PACKED", "REAL16", "COMPLEX32", "F_BOOL", "LOGICAL")
-"""Beginnings of types whose elements are not those of the dtype by which mpi4py describes them."""
+"""The same for the ops that mpi4py applies to arrays element by element."""
+_ON_BYTES = [getattr(MPI, op).handle for op in _ON_BITS]
+_NOT_NUMPYS = ("PACKED", "REAL16", "COMPLEX", "INTEGER16", "F_BOOL", "LOGICAL")
+"""Prefixes of types whose elements NumPy lacks, or has in another way than mpi4py says."""
+_COMPLEX = ("COMPLEX", "COMPLEX8", "COMPLEX16")
+"""Types with such a prefix that NumPy has."""
 _DTYPES = {
     datatype.handle: np.dtype(datatype.typestr)
     for name, datatype in vars(MPI).items()
     if isinstance(datatype, MPI.Datatype) and datatype != MPI.DATATYPE_NULL
-    if datatype.typestr[0] in "biufc" and not name.startswith(_NOT_NUMPYS)
+    if datatype.typestr[0] in "biufc" and (name in _COMPLEX or not name.startswith(_NOT_NUMPYS))
 }
 """Handle of a basic type -> its dtype."""
 _NO_OP = ("", "")
 _ALLREDUCE = ("Allreduce", "ringreduce")
-_MOST = (1 << 63) - 1
+_MAKERS = (
+    *("Split", "Split_type", "Create", "Create_group", "Create_cart", "Create_graph", "Sub"),
+    *("Create_dist_graph", "Create_dist_graph_adjacent"),
+)
+"""Methods that make communicators, which are to be wrapped, too."""
 
 
-class _Elements(NamedTuple):
-    """What a buffer specification of mpi4py means."""
-
-    datatype: MPI.Datatype
-    elements: Any
-    """A flat array over its memory."""
+_Elements = tuple[MPI.Datatype, Any]
+"""The type of a buffer specification, and a flat array over its elements."""
 
 
 def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
@@ -93,15 +96,20 @@ def _bytes(buffer: Any, writable: bool) -> Any:
             return None
         import cupy
 
-        return cupy.asarray(buffer).ravel("K").view(np.uint8)
-    if isinstance(buffer, np.ndarray) and buffer.flags.f_contiguous:
-        buffer = buffer.T  # mpi4py's buffers are C-ordered; the elements stay in their order
-    memory: Any = b"" if buffer is None else MPI.buffer.frombuffer(buffer, not writable)
+        array = cupy.asarray(buffer)
+        if not (array.flags.c_contiguous or array.flags.f_contiguous):
+            raise BufferError("message: the memory on the GPU is not contiguous")
+        return array.ravel("K").view(np.uint8)
+    with contextlib.suppress(TypeError, ValueError):
+        view = np.asarray(memoryview(buffer))
+        if view.flags.f_contiguous:
+            buffer = view.T  # mpi4py's buffers are C-ordered; the elements stay in their order
+    memory: Any = bytearray() if buffer is None else MPI.buffer.frombuffer(buffer, not writable)
     return np.frombuffer(memory, np.uint8)
 
 
 def _message(spec: Any, blocks: int, writable: bool = False) -> _Elements | None:
-    """Read a specification, whose count is that of one of `blocks` equal blocks.
+    """Read a specification.  Its count is the number of elements of one of `blocks` blocks.
 
     None: its type has no dtype, or its memory cannot be viewed.  Raises what mpi4py raises.
     """
@@ -122,7 +130,7 @@ def _message(spec: Any, blocks: int, writable: bool = False) -> _Elements | None
     end = begin + index(count) * room
     if not 0 <= begin <= end <= len(data):
         raise ValueError(f"message: bytes {begin} to {end} of a buffer of {len(data)}")
-    return _Elements(datatype, data[begin:end].view(dtype))
+    return datatype, data[begin:end].view(dtype)
 
 
 def _is_in_place(sendbuf: Any) -> bool:
@@ -185,19 +193,14 @@ class _Routed(_Intracomm):
     _likeness: np.ndarray
     """Memory for `_if_alike`."""
 
-    Split, Split_type, Create, Create_group = map(
-        _wrapping, ("Split", "Split_type", "Create", "Create_group")
-    )
-    Create_cart, Create_graph = map(_wrapping, ("Create_cart", "Create_graph"))
-    Create_dist_graph = _wrapping("Create_dist_graph")
-    Create_dist_graph_adjacent = _wrapping("Create_dist_graph_adjacent")
-    Idup, Idup_with_info = map(_wrapping, ("Idup", "Idup_with_info"))
-
     def __new__(cls, comm: Any = None) -> Self:
         """Return an object over the handle of `comm`.  mpi4py makes duplicates without it."""
         self = super().__new__(cls, comm)
         self.routes, self._made = Counter(), None
         return self
+
+    def __reduce__(self) -> Any:
+        return wrap, (type(self).__mro__[2](self),)
 
     def _make(self) -> rr.Communicator:
         self._made = comm = rr.init(MPI.Intracomm(self))
@@ -238,12 +241,13 @@ class _Routed(_Intracomm):
     def _run(self, method: str, *given: Any) -> Any:
         """Make the call of mpi4py's `method` with these arguments."""
         call, async_op = self._call(method, *given), method[0] == "I"
-        comm = call and (self._made or self._make())
-        if call is None or (async_op and not self._is_threaded):
+        # To make ours would block in a call that must not.  All ranks have made it, or none.
+        is_mpis = async_op and (self._made is None or not self._is_threaded)
+        if call is None or is_mpis:
             self.routes[method, "MPI"] += 1
             return getattr(super(), method)(*given)
         collective, x, out, how = call
-        done = getattr(comm, collective)(x, out=out, async_op=async_op, **how)
+        done = getattr(self._made or self._make(), collective)(x, out=out, async_op=async_op, **how)
         self.routes[method, "ringreduce"] += 1
         return _Request(done) if async_op else None
 
@@ -260,15 +264,15 @@ class _Routed(_Intracomm):
         if root in (None, me):
             received = _message(recvbuf, blocks if in_place else 1, writable=True)
         sent = received if in_place else _message(sendbuf, blocks)
-        if sent is None or sent.elements.dtype.kind not in _OPS[op.handle][1]:
+        if sent is None or sent[1].dtype.kind not in _OPS[op.handle][1]:
             return None
-        if sent.datatype == MPI.BYTE and op.handle not in _ON_BYTES:
+        if sent[0] == MPI.BYTE and op.handle not in _ON_BYTES:
             return None
         if root not in (None, me):
-            return "reduce", sent.elements, None, how
-        if received is None or received.datatype != sent.datatype:
+            return "reduce", sent[1], None, how
+        if received is None or received[0] != sent[0]:
             raise ValueError(f"{method}: mismatch in send and receive MPI datatypes")
-        x, out, share = sent.elements, received.elements, len(sent.elements)
+        x, out, share = sent[1], received[1], len(sent[1])
         if "scatter" in method:
             if method == "Reduce_scatter" and counts is None and not in_place:
                 counts = super().allgather(len(out))  # as mpi4py does
@@ -292,7 +296,7 @@ class _Routed(_Intracomm):
         return ours[0].reduce(sendobj, root, ours[1]) if ours else super().reduce(sendobj, op, root)
 
     def _if_alike(self, method: str, x: Any, op: Any) -> tuple[rr.Communicator, str] | None:
-        """Return what reduces the arrays of all ranks, if they have one dtype and shape.
+        """Return the communicator and the op, if all ranks pass arrays of one dtype and shape.
 
         Collective for the ops of `_OPS_OF_OBJECTS`.
         """
@@ -300,7 +304,7 @@ class _Routed(_Intracomm):
         if name:
             comm, number = self._made or self._make(), 0
             if type(x) is np.ndarray and x.ndim and x.dtype.isnative and x.dtype.kind in kinds:
-                number = hash((ord(x.dtype.char), *x.shape)) & _MOST | 1
+                number = abs(hash((ord(x.dtype.char), *x.shape))) >> 1 | 1
             both = self._likeness
             both[0], both[1] = number, -number
             comm.all_reduce(both, "min", out=both)
@@ -311,12 +315,16 @@ class _Routed(_Intracomm):
         return None
 
     def Free(self) -> None:
-        self._close()
-        super().Free()
+        try:
+            self._close()
+        finally:
+            super().Free()
 
     def Disconnect(self) -> None:
-        self._close()
-        super().Disconnect()
+        try:
+            self._close()
+        finally:
+            super().Disconnect()
 
     def _close(self) -> None:
         made, self._made = self._made, None
@@ -324,30 +332,19 @@ class _Routed(_Intracomm):
             made.close()
 
 
-class Cartcomm(_Routed, MPI.Cartcomm):
-    Sub = _wrapping("Sub")
-
-
-class Graphcomm(_Routed, MPI.Graphcomm):
-    pass
-
-
-class Distgraphcomm(_Routed, MPI.Distgraphcomm):
-    pass
-
-
-class Intracomm(_Routed, MPI.Intracomm):
-    pass
+@cache
+def _wrapped_kind(kind: Any) -> Any:
+    """Return the class of wrapped communicators of a class of mpi4py's, or of a subclass."""
+    makers = {name: _wrapping(name) for name in _MAKERS if hasattr(kind, name)}
+    return type(kind.__name__, (_Routed, kind), {**makers, "__doc__": kind.__doc__})
 
 
 def _wrapped(found: Any) -> Any:
-    """Wrap an intracommunicator, also within a tuple; return everything else as it is."""
-    if isinstance(found, tuple):
-        return tuple(map(_wrapped, found))
-    if isinstance(found, _Routed) or not isinstance(found, MPI.Intracomm) or found == MPI.COMM_NULL:
+    """Wrap an intracommunicator; return MPI.COMM_NULL and wrapped ones as they are."""
+    if isinstance(found, _Routed) or found == MPI.COMM_NULL:
         return found
-    kinds = (kind for kind in _Routed.__subclasses__() if isinstance(found, kind.__bases__[1]))
-    return next(kinds)(found)
+    kind: Any = type(found)
+    return _wrapped_kind(kind)(found)
 
 
 def wrap(comm: MPI.Intracomm) -> Any:
@@ -356,14 +353,14 @@ def wrap(comm: MPI.Intracomm) -> Any:
     Not collective.  It is over the same handle as `comm`, and equal to it.  Allreduce, Reduce,
     Reduce_scatter_block, Reduce_scatter, Iallreduce, Ireduce, and allreduce and reduce of NumPy
     arrays are calls of ringreduce, for predefined ops on numbers; everything else is MPI's.  The
-    first of these calls makes a `Communicator`, which Free closes.
+    first of these calls that blocks makes a `Communicator`, which Free and Disconnect close.
 
     Args:
         comm: an intracommunicator of mpi4py, such as ``MPI.COMM_WORLD``.
 
     Returns:
-        An object of a subclass of comm's class.  Its `routes` is a Counter of calls, by their
-        method and by who made them: ``("Allreduce", "ringreduce")`` or ``("Allreduce", "MPI")``.
+        An object of a subclass of comm's class.  Its `routes` counts calls by method and library:
+        ``("Allreduce", "ringreduce")`` or ``("Allreduce", "MPI")`` -> the number of calls.
 
     Raises:
         TypeError: `comm` is no communicator of mpi4py.
@@ -377,11 +374,11 @@ def wrap(comm: MPI.Intracomm) -> Any:
         >>> comm.allreduce(np.array([1.0, 2.0]))
         array([2., 4.])
     """
-    if not isinstance(comm, MPI.Comm):
-        raise TypeError(
-            f"wrap: comm is {shown(comm)}; pass a communicator of mpi4py, such as MPI.COMM_WORLD"
-        )
-    if comm == MPI.COMM_NULL or comm.Is_inter():
+    if isinstance(comm, MPI.Comm) and (comm == MPI.COMM_NULL or comm.Is_inter()):
         which = "MPI.COMM_NULL" if comm == MPI.COMM_NULL else "an intercommunicator"
         raise ValueError(f"wrap: comm is {which}; pass an intracommunicator")
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(
+            f"wrap: comm is {shown(comm)}; pass an intracommunicator, such as MPI.COMM_WORLD"
+        )
     return _wrapped(comm)

@@ -28,8 +28,7 @@ def test_any_program_has_the_outcome_that_it_has_on_mpi(case_job, program):
     case_job.run(program)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.smoke), 3])
 def test_facts(mpi, ranks):
     for outcomes in mpi.run_ok("call", ranks, "tests.support.wrapped:facts"):
         assert outcomes == {fact.__name__: "ok" for fact in FACTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -138,16 +138,21 @@ CHECKS: list[Callable[[MPI.Intracomm], None]] = [
 
 
 def over_mpi() -> dict[str, str]:
-    """On each rank of an MPI job: what every check came to, ``"ok"`` or a traceback."""
-    outcomes = {}
-    for check in CHECKS:
+    """Return the outcomes of all checks, on each rank of an MPI job."""
+    return outcomes(CHECKS, MPI.COMM_WORLD)
+
+
+def outcomes(checks: Iterable[Callable[[Any], None]], world: Any) -> dict[str, str]:
+    """Make checks on a communicator; return ``"ok"`` or a traceback of each, by its name."""
+    found = {}
+    for check in checks:
         try:
-            check(MPI.COMM_WORLD)
-            outcomes[check.__name__] = "ok"
+            check(world)
+            found[check.__name__] = "ok"
         except Exception:
-            outcomes[check.__name__] = traceback.format_exc()
-        MPI.COMM_WORLD.Barrier()
-    return outcomes
+            found[check.__name__] = traceback.format_exc()
+        world.Barrier()
+    return found
 
 
 def without_free_communicators() -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import pickle
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import ringreduce as rr
+from tests.support.mpi_checks import outcomes
 
 REDUCTIONS = (
     *("Allreduce", "Iallreduce", "Reduce", "Ireduce", "Reduce_scatter_block", "Reduce_scatter"),
@@ -53,7 +53,7 @@ class Call:
     sent_as: list[str]
     received_as: list[str]
     message_bytes: int
-    """Bytes of a message of MPI to the next rank, under way during the call; 0: none."""
+    """Bytes of a message of MPI to the next rank, under way during the call."""
     waits: bool
     """Whether to wait for the requests so far after this call."""
 
@@ -99,6 +99,8 @@ def _calls(ranks: int) -> st.SearchStrategy[Call]:
 def run(comm: MPI.Intracomm, program: Program) -> None:
     """Make each call on `comm`, wrapped and as it is; both must have the same outcome."""
     wrapped = rr.wrap(comm)
+    wrapped.allreduce(np.ones(1))  # until this, asynchronous calls are MPI's
+    wrapped.routes.clear()
     waiting: list[MPI.Request] = []
     checks: list[Callable[[], None]] = []
     for number, call in enumerate(program.calls):
@@ -109,7 +111,7 @@ def run(comm: MPI.Intracomm, program: Program) -> None:
             comm.Irecv(came, (comm.rank - 1) % comm.size, number),
         ]
         outcomes = [_outcome(each, call, number) for each in (wrapped, comm)]
-        waiting += [request for request, _ in outcomes if request is not None] + message
+        waiting += [request for request, *_ in outcomes if request is not None] + message
         checks.append(lambda call=call, outcomes=outcomes: _check_same(call, *outcomes))
         if call.waits:
             MPI.Request.Waitall(waiting)
@@ -147,8 +149,11 @@ def _op_of_objects(call: Call) -> str:
     return call.op if is_bitwise or call.op == "PROD" else "SUM"
 
 
-def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, Any]:
-    """Make a call; return its request, and its result or the type of its error."""
+def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, Any, Any]:
+    """Make a call; return its request, its result or the type of its error, and its buffers.
+
+    A request of MPI does not keep the buffers alive.
+    """
     me, size, method = comm.rank, comm.size, call.method
     blocks = size if method == "Reduce_scatter_block" else 1
     values = np.random.default_rng((number, me)).integers(0, 3, blocks * call.count)
@@ -157,7 +162,7 @@ def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, An
     if method in OBJECTS:
         dtype = _dtype_of_object(call, call.sent_as[me])
         x = x[:1].sum() if dtype is None else x.astype(dtype)
-        return None, getattr(comm, method)(x, getattr(MPI, _op_of_objects(call)), *root)
+        return None, getattr(comm, method)(x, getattr(MPI, _op_of_objects(call)), *root), None
     counts = [call.count] * size
     if method == "Reduce_scatter":
         bounds = np.arange(size + 1) * call.count // size
@@ -172,8 +177,8 @@ def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, An
     try:
         request = getattr(comm, method)(sent, received, *given, getattr(MPI, call.op), *root)
     except Exception as error:
-        return None, type(error)
-    return request, memory[: counts[me]] if gets else None
+        return None, type(error), None
+    return request, memory[: counts[me]] if gets else None, (sent, received)
 
 
 class _OnlyDlpack:
@@ -206,7 +211,7 @@ def _written(form: str, values: np.ndarray, blocks: int) -> tuple[Any, np.ndarra
     return specs.get(form, values), values
 
 
-def _check_same(call: Call, found: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
+def _check_same(call: Call, found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
     got, right = found[1], wanted[1]
     assert type(got) is type(right), (call, got, right)
     if isinstance(got, (np.ndarray, np.generic)):
@@ -314,7 +319,49 @@ def calls_that_only_mpi_can_make_are_mpis(world: Any) -> None:
     own.Free()
 
 
+def a_first_call_that_is_asynchronous_does_not_wait_for_other_ranks(world: Any) -> None:
+    comm, x, total = world.Dup(), np.ones(1), np.empty(1)
+    if comm.rank == 0:
+        request = comm.Iallreduce(x, total)
+        for peer in range(1, comm.size):
+            comm.Send(np.ones(1), peer)
+    else:
+        comm.Recv(np.empty(1), 0)
+        request = comm.Iallreduce(x, total)
+    request.Wait()
+    assert total[0] == comm.size
+    comm.Free()
+
+
+def nothing_can_be_reduced(world: Any) -> None:
+    world.Allreduce([None, 0, MPI.DOUBLE], [None, MPI.DOUBLE])
+    world.Allreduce(np.empty(0), [None, 0, "d"])
+
+
+def a_view_in_another_order_is_summed_as_it_lies_in_memory(world: Any) -> None:
+    x, total = np.arange(6.0).reshape(2, 3), np.empty(6)
+    world.Allreduce(memoryview(x.T), total)
+    assert np.array_equal(total, np.arange(6.0) * world.size)
+
+
+class OwnComm(MPI.Intracomm):
+    def greet(self) -> str:
+        return f"rank {self.rank}"
+
+
+def a_class_of_the_programs_own_is_kept(world: Any) -> None:
+    comm = rr.wrap(OwnComm(world))
+    assert comm.greet() == f"rank {world.rank}"
+    part = comm.Dup()
+    assert part.allreduce(np.ones(1))[0] == world.size
+    made = part._made
+    assert part.greet() == comm.greet()
+    part.Disconnect()
+    assert made._ending.closed
+
+
 def requests_of_both_kinds_complete_together(world: Any) -> None:
+    world.allreduce(np.ones(1))
     x, total, mpis = np.full(1000, world.rank), np.empty(1000, int), np.empty(1000, int)
     requests = [world.Iallreduce(x, total), MPI.Intracomm(world).Iallreduce(x, mpis)]
     MPI.Request.Waitall(requests)
@@ -332,10 +379,12 @@ def the_error_of_a_call_is_raised(world: Any) -> None:
     x = np.ones(3 + (world.rank == 0))
     for wait in ("none", "Wait", "wait", "Test"):
         comm = world.Dup()
+        comm.allreduce(np.ones(1))
         with pytest.raises(rr.MismatchError, match="rank 0"):
             _complete(comm, x, wait)
         comm.Free()
     comm = world.Dup()
+    comm.allreduce(np.ones(1))
     requests = [comm.Iallreduce(x, x.copy()), comm.Ibarrier()]
     with pytest.raises(MPI.Exception):
         MPI.Request.Waitall(requests)
@@ -372,6 +421,10 @@ FACTS = (
     what_is_no_intracommunicator_is_refused,
     wrong_calls_raise_what_they_raise_on_mpi,
     calls_that_only_mpi_can_make_are_mpis,
+    a_first_call_that_is_asynchronous_does_not_wait_for_other_ranks,
+    nothing_can_be_reduced,
+    a_view_in_another_order_is_summed_as_it_lies_in_memory,
+    a_class_of_the_programs_own_is_kept,
     requests_of_both_kinds_complete_together,
     the_error_of_a_call_is_raised,
     a_message_advances_while_its_sender_waits_in_a_call,
@@ -379,19 +432,15 @@ FACTS = (
 
 
 def facts() -> dict[str, str]:
-    """Return "ok", or what went wrong, of each fact."""
-    found = {}
-    for fact in FACTS:
-        try:
-            fact(rr.wrap(MPI.COMM_WORLD))
-            found[fact.__name__] = "ok"
-        except BaseException:
-            found[fact.__name__] = traceback.format_exc()
-    return found
+    """Return the outcomes of all facts."""
+    return outcomes(FACTS, rr.wrap(MPI.COMM_WORLD))
 
 
 def without_threads() -> list[Any]:
     """Return how an Iallreduce was made, and its result."""
     comm, total = rr.wrap(MPI.COMM_WORLD), np.empty(1)
-    comm.Iallreduce(np.ones(1), total).Wait()
+    comm.allreduce(np.ones(1))
+    comm.routes.clear()
+    x = np.ones(1)
+    comm.Iallreduce(x, total).Wait()
     return [*map(list, comm.routes), total[0]]
