@@ -16,7 +16,8 @@ import ringreduce as rr
 from ringreduce.algorithms import ALGORITHMS
 from tests.support.mpi import place, report
 
-TIMEOUT_S = 1.0
+SILENCE_S, LOSS_S = 1.0, 20.0
+"""Timeout of calls: others learn of a silent victim by it alone, of a lost one long before."""
 TRANSPORT = "TRANSPORT_OF_FAULTS"
 MOST_CALLS = 30
 """Before the fault."""
@@ -128,7 +129,7 @@ def main(seed: str, how: str, ending: str, victim: str) -> None:
     config = rr.Config(slice_bytes=rng.choice([1 << 15, 4 << 20]))
     comm = rr.init(
         transport=os.environ.get(TRANSPORT, "auto"),
-        timeout_s=TIMEOUT_S,
+        timeout_s=SILENCE_S if how in ("stop", "never") else LOSS_S,
         nodes=nodes,
         config=config,
     )
