@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test full, and some smoke; leave out tests of what is missing."""
     there = {"gpu": gpus.has_gpu()}
-    libraries = "jax", "keras", "torch"
+    libraries = "jax", "keras", "tensorflow", "torch"
     there |= {name: importlib.util.find_spec(name) is not None for name in libraries}
     for marker in (name for name, is_there in there.items() if not is_there):
         needs_it = [item for item in items if item.get_closest_marker(marker)]
@@ -93,7 +93,7 @@ def chosen_for_smoke(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
 
     Tests that are marked smoke by hand are smoke already.
     """
-    never = "mpi", "slow", "long", "jax", "keras", "torch", "smoke"
+    never = "mpi", "slow", "long", "jax", "keras", "tensorflow", "torch", "smoke"
     for _, group in itertools.groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
         cases = [item for item in group if not any(item.get_closest_marker(name) for name in never)]
         yield from cases[:: max(1, -(-len(cases) // SMOKE_CASES))]

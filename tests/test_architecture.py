@@ -155,8 +155,8 @@ def test_cupy_is_imported_by_what_runs_on_a_gpu_alone():
     assert importers_of("cupy") <= {"devices.cuda", "transports.cuda", "train.inputs", "mpi"}
 
 
-def test_jax_is_imported_by_the_strategy_that_names_it_alone():
-    assert importers_of("jax") == {"train.jax_part"}
+def test_jax_is_imported_by_what_names_it_alone():
+    assert importers_of("jax") == {"train.jax_part", "keras"}
 
 
 COMPILED = {
@@ -194,11 +194,12 @@ def test_the_core_needs_numpy_and_mpi4py_alone():
     others = {name.split(".")[0] for names in imports().values() for name in names} - standard
     for_the_kernels = {"ml_dtypes", "numba", "llvmlite"}
     for_programs = {"matplotlib", "resvg_py", "torch", "safetensors", "tensorboard", "jax"}
+    for_programs |= {"keras", "tensorflow"}
     assert others <= for_the_kernels | for_programs | {"argcomplete"}
     assert importers_of("argcomplete") == {"launch.completion"}
     for package in for_programs:
         importers = importers_of(package)
-        allowed = {"bench", "train", "picture", "recovery", "torch"}
+        allowed = {"bench", "train", "picture", "recovery", "torch", "keras"}
         assert {name.split(".")[0] for name in importers} <= allowed
 
 
@@ -291,6 +292,7 @@ WRITES_CODE = "ringreduce.messages.unrolled"
 ALLOWED = {
     (WRITES_CODE, breaches_of_safety): ["exec", "compile"],
     # Where torch loads no backends by itself, this import registers one.
+    ("ringreduce.keras", work_at_import): ["_give_jax_two_threads()"],
     ("ringreduce.torch", work_at_import): ["_register()"],
 }
 
@@ -319,6 +321,8 @@ def test_the_environment_is_read_in_few_places():
     others |= {"rendezvous", "rendezvous.env", "system.place"}
     # torch.registration whether programs that ask for Gloo get this backend.
     others |= {"torch.registration"}
+    # keras the number of JAX's threads.
+    others |= {"keras"}
     assert readers <= {*others, *(m.removeprefix("ringreduce.") for m in of_jobs)}
 
 

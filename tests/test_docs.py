@@ -64,13 +64,15 @@ OVER_MPI = [
 
 
 def marks(block: Block) -> list[pytest.MarkDecorator]:
-    """Return the marks of a block that runs alone: CuPy needs a GPU, others JAX or torch.
+    """Return the marks of a block that runs alone: it needs a GPU or a library.
 
     A block of the README that starts its ranks itself is a smoke test.
     """
     found = [pytest.mark.gpu] * ("import cupy" in block.code)
     found += [pytest.mark.jax] * ("import jax" in block.code)
     found += [pytest.mark.torch] * ("import torch" in block.code)
+    found += [pytest.mark.keras] * ("import keras" in block.code)
+    found += [pytest.mark.tensorflow] * ("import tensorflow" in block.code)
     found += [pytest.mark.slow] * ("__main__" in block.code)
     if block in OVER_MPI:
         return found and [pytest.mark.mpi, *found]
@@ -84,7 +86,8 @@ ALONE = [pytest.param(block, marks=marks(block), id=str(block)) for block in PYT
 def test_a_block_prints_what_the_page_says(block, tmp_path):
     (tmp_path / "block.py").write_text(block.code)
     start = ["ringreduce", "run", "-n", "4"] if block in OVER_MPI else ["python"]
-    assert output_of(words([*start, "block.py"]), tmp_path) == (block.prints or "")
+    printed = output_of(words([*start, "block.py"]), tmp_path, KERAS_BACKEND="torch")
+    assert printed == (block.prints or "")
 
 
 def write(folder: Path, *, over_mpi: bool) -> dict[str, Block]:

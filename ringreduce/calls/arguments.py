@@ -50,6 +50,10 @@ def as_host_array(where: str, x: Any) -> np.ndarray:
         array: np.ndarray = np.from_dlpack(x) if only_dlpack else np.asarray(x)
     except Exception as error:  # of another library: its text says what it wants
         kind = type(x).__name__
+        if outside := next((call for end, call in _OF_TRACED.items() if kind.endswith(end)), ""):
+            raise TypeError(
+                f"{where}: got a {kind}, which has no elements yet; call it by {outside}"
+            ) from None
         raise TypeError(f"{where}: NumPy cannot read the {kind}: {error}") from error
     if array.dtype == object and isinstance(x, int):
         raise TypeError(f"{where}: got an int of more than 64 bits; pass a float")
@@ -58,6 +62,13 @@ def as_host_array(where: str, x: Any) -> np.ndarray:
 
 _TO_NUMPY = ("to_numpy", "numpy", "toarray")
 """Methods by which objects of other libraries give a NumPy array."""
+
+
+_OF_TRACED = {
+    "Tracer": "jax.experimental.io_callback(..., ordered=True) inside jax.jit",
+    "SymbolicTensor": "tf.numpy_function inside tf.function",
+}
+"""End of the name of a type of arrays that JAX or TensorFlow traces -> what calls on elements."""
 
 
 def _exposes_memory(x: Any) -> bool:

@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "torch": {"the public names", "calls", "start"},
     "mpi": {"the public names"},
+    "keras": {"the public names"},
 }
 """Which packages a package may import, besides itself and the ground."""
 LAZY = {("launch.cli", "train"), ("launch.cli", "bench")}

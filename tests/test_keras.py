@@ -1,0 +1,18 @@
+"""Keras on several ranks."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+BACKENDS = [name for name in ("torch", "jax", "tensorflow") if find_spec(name)]
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_facts(mpi, backend, ranks):
+    facts, quiet = "tests.support.keras_facts:facts", {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    for found in mpi.run_ok("call", ranks, facts, KERAS_BACKEND=backend, **quiet):
+        assert set(found.values()) == {"ok"}, "\n".join(map(": ".join, found.items()))
