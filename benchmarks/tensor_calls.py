@@ -2,10 +2,11 @@
 
     .venv-torch/bin/python -m benchmarks.tensor_calls
 
-In an environment with torch's CPU wheel.  Starts `ringreduce run` with two ranks.  Each row is one
+In an environment with torch's CPU wheel, JAX and array_api_strict.  Starts `ringreduce run` with two ranks.  Each row is one
 call on arrays of one size, made with each kind of array in turns: NumPy arrays, tensors of float32,
 tensors of bfloat16 (beside NumPy arrays of bfloat16), objects with ``__array_interface__``, objects
-with DLPack's methods alone.  All kinds are views of the same memory.  Results are verified.
+with DLPack's methods alone, arrays of array_api_strict.  These are views of the same memory.  Arrays
+of JAX, which nobody can write to, are only read.  Results are verified.
 
 Then measures what the backend adds to ``import torch``, in new processes.
 
@@ -125,6 +126,8 @@ class _ByDlpack:
 
 def _calls(comm: Any, count: int) -> dict[str, dict[str, Callable[[], Any]]]:
     """Return for each call what makes it, by the kind of array."""
+    import array_api_strict
+    import jax.numpy as jnp
     import ml_dtypes
     import torch
 
@@ -135,6 +138,7 @@ def _calls(comm: Any, count: int) -> dict[str, dict[str, Callable[[], Any]]]:
         "tensor": (torch.from_numpy(x), torch.from_numpy(out)),
         "interface": (_ByInterface(x), _ByInterface(out)),
         "dlpack": (_ByDlpack(x), _ByDlpack(out)),
+        "array_api_strict": tuple(array_api_strict.asarray(a, copy=False) for a in (x, out)),
         "numpy_bfloat16": (half, into),
         "tensor_bfloat16": tuple(
             torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) for array in (half, into)
@@ -148,8 +152,9 @@ def _calls(comm: Any, count: int) -> dict[str, dict[str, Callable[[], Any]]]:
     }
     made: dict[str, dict[str, Callable[[], Any]]] = {}
     for form, call in forms.items():
-        made[form] = {name: partial(call, *arrays) for name, arrays in kinds.items()}
-        for name, (a, b) in kinds.items():
+        read = {} if "out" in form else {"jax": (jnp.full(count, comm.rank + 1, np.float32), None)}
+        made[form] = {name: partial(call, *arrays) for name, arrays in (kinds | read).items()}
+        for name, (a, b) in (kinds | read).items():
             x[:], half[:] = comm.rank + 1, comm.rank + 1
             out[:], into[:] = 0, 0
             result = call(a, b)

@@ -86,7 +86,7 @@ def _find_view(kind: type) -> _View:
     elif issubclass(kind, (np.ndarray, np.generic)):
         view = _VIEWS[np.ndarray]
     elif hasattr(kind, "__dlpack_device__") and not hasattr(kind, "__array_interface__"):
-        view = _by_dlpack
+        view = _by_array if hasattr(kind, "__array__") else _by_dlpack
     else:
         view = _by_interface
     if len(_VIEWS) < _MOST_TYPES and not issubclass(kind, (list, tuple)):
@@ -142,6 +142,15 @@ def _by_interface(x: Any) -> np.ndarray | None:
         return np.asarray(x) if hasattr(x, "__array_interface__") else None
     except Exception:  # of another library
         return None
+
+
+def _by_array(x: Any) -> np.ndarray | None:
+    """View an array of a library whose own way is faster than DLPack, such as JAX."""
+    try:
+        kind, _ = x.__dlpack_device__()
+        return np.asarray(x, copy=False) if kind in _HOST_MEMORY else None
+    except Exception:  # of another library
+        return _by_dlpack(x)
 
 
 def _by_dlpack(x: Any) -> np.ndarray | None:

@@ -48,6 +48,25 @@ class ByDlpack:
         return self.array.__dlpack_device__()
 
 
+class ByArray(ByDlpack):
+    """An array whose library shows its memory without DLPack."""
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+    def __dlpack__(self, **_):
+        raise AssertionError("the slower way")
+
+
+class ByCopy(ByDlpack):
+    """An array that DLPack alone shows without a copy."""
+
+    def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("a copy is needed")
+        return self.array.copy()
+
+
 class OnAGpu(ByDlpack):
     def __dlpack_device__(self):
         return 2, 0
@@ -74,7 +93,7 @@ def on_disk(x):
     return mapped
 
 
-KINDS = [ByInterface, ByItsOwnInterface, ByDlpack]
+KINDS = [ByInterface, ByItsOwnInterface, ByDlpack, ByArray, ByCopy]
 SUBCLASSES = {
     "matrix": np.matrix,
     "strided matrix": lambda x: np.matrix(x.T.copy()).T,
