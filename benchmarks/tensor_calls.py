@@ -2,11 +2,12 @@
 
     .venv-torch/bin/python -m benchmarks.tensor_calls
 
-In an environment with torch's CPU wheel, JAX and array_api_strict.  Starts `ringreduce run` with two ranks.  Each row is one
-call on arrays of one size, made with each kind of array in turns: NumPy arrays, tensors of float32,
-tensors of bfloat16 (beside NumPy arrays of bfloat16), objects with ``__array_interface__``, objects
-with DLPack's methods alone, arrays of array_api_strict.  These are views of the same memory.  Arrays
-of JAX, which nobody can write to, are only read.  Results are verified.
+In an environment with torch's CPU wheel, JAX and array_api_strict.  Starts `ringreduce run` with
+two ranks.  Each row is one call on arrays of one size, made with each kind of array in turns: NumPy
+arrays, tensors of float32, tensors of bfloat16 (beside NumPy arrays of bfloat16), objects with
+``__array_interface__``, objects with DLPack's methods alone, arrays of array_api_strict.  These are
+views of the same memory.  Arrays of JAX, which nobody can write to, are only read.  Results are
+verified.
 
 Then measures what the backend adds to ``import torch``, in new processes.
 
