@@ -77,6 +77,9 @@ class FastPathState(Record):
     list_type: Address
     tuple_type: Address
     int_type: Address
+    str_type: Address
+    # ``sys.intern``.
+    intern: Address
     name_out: Address
     name_op: Address
     name_root: Address

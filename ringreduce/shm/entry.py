@@ -467,12 +467,27 @@ def _call_list(path: FastPathState, cached: CachedCall, members: Address, out: A
 
 
 @compilable
+def _interned(path: FastPathState, text: Address, default: Address) -> Address:
+    """Return the interned text, as the table has it, of an op or an algorithm."""
+    if text == 0 or text == default or PyObject(text).type != path.str_type:
+        return text
+    path.argument0 = text
+    known = call_object(path.intern, address_of(path) + _ARGUMENTS, 1, 0)
+    let_go_of_object(known)  # the calls in the table keep theirs
+    return known
+
+
+@compilable
 def _call_arrays(
     path: FastPathState, entry: EntryPoint, given: Arguments, x: Address, out: Address
 ) -> Address:
     if not _read_arrays(path, given, x):
         return GENERAL
     place = entry.latest = find(path.table, given, entry.latest)
+    if place == 0:
+        given.op = _interned(path, given.op, path.default_op)
+        given.algorithm = _interned(path, given.algorithm, path.default_algorithm)
+        place = entry.latest = find(path.table, given, 0)
     if place == 0:
         return GENERAL
     if given.members:

@@ -175,6 +175,8 @@ class FastPath:
             "list_type": list,
             "tuple_type": tuple,
             "int_type": int,
+            "str_type": str,
+            "intern": sys.intern,
             "name_out": "out",
             "name_op": "op",
             "name_root": "root",

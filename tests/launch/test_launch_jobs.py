@@ -161,15 +161,16 @@ def test_the_main_module_is_there_until_the_process_ends(script, run, tmp_path, 
 
 
 def test_lines_of_unbuffered_ranks_do_not_mix_and_nothing_is_warned_of(script, run):
+    # A rank prints 12 KiB: Intel MPI's launcher cuts what it reads after 16 KiB.
     script("""
         import os, ringreduce as rr
         with rr.init() as comm:
-            for step in range(1000):
+            for step in range(500):
                 print("rank", comm.rank, "step", step, "loss", 0.5)
     """)
     variables = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
     ended = run("-n", "2", "script.py", env=os.environ | variables)
-    wanted = [f"rank {rank} step {step} loss 0.5" for rank in (0, 1) for step in range(1000)]
+    wanted = [f"rank {rank} step {step} loss 0.5" for rank in (0, 1) for step in range(500)]
     assert sorted(ended.stdout.splitlines()) == sorted(wanted)
     assert ended.stderr == ""
 

@@ -48,6 +48,11 @@ def spawn(program, ranks=2, **config):
     return rr.spawn(program, ranks, config=replace(SHARED, **config), timeout_s=20)
 
 
+def made(text):
+    """Return a new object, as a text read from a file or the command line is."""
+    return "".join(list(text))
+
+
 FORMS = {
     "x": lambda c, x, _: c.all_reduce(x),
     "x, out": lambda c, x, out: c.all_reduce(x, out=out),
@@ -60,6 +65,7 @@ FORMS = {
     "out, op named": lambda c, x, out: c.all_reduce(x, out=out, op="sum"),
     "two named": lambda c, x, out: c.all_reduce(x, out=out, algorithm="auto"),
     "another algorithm": lambda c, x, _: c.all_reduce(x, algorithm="ring"),
+    "made texts": lambda c, x, _: c.all_reduce(x, made("sum"), algorithm=made("auto")),
     "no wire": lambda c, x, _: c.all_reduce(x, wire=None),
     "no timeout": lambda c, x, _: c.all_reduce(x, timeout_s=None),
     "not asynchronous": lambda c, x, _: c.all_reduce(x, async_op=False),
@@ -67,7 +73,6 @@ FORMS = {
 OTHER_FORMS = {
     "named": lambda c, x, _: c.all_reduce(x=x),
     "a timeout": lambda c, x, _: c.all_reduce(x, timeout_s=5),
-    "made op": lambda c, x, _: c.all_reduce(x, "".join(["s", "um"])),
     "asynchronous": lambda c, x, _: c.all_reduce(x, async_op=True).wait(),
     "by its class": lambda c, x, _: rr.Communicator.all_reduce(c, x),
 }
