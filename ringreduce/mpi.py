@@ -9,6 +9,7 @@ from collections import Counter
 from functools import cache, partialmethod
 from importlib.util import find_spec
 from operator import index
+from sys import intern
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -25,11 +26,11 @@ else:
 _KINDS = {"SUM PROD": "iufc", "MIN MAX": "iuf", "BAND BOR BXOR": "iu", "LAND LOR LXOR": "b"}
 """Ops of MPI -> the kinds of dtypes that both libraries reduce."""
 _OPS = {
-    getattr(MPI, op).handle: (op.lower().lstrip("bl"), kinds)
+    getattr(MPI, op).handle: (intern(op.lower().lstrip("bl")), kinds)
     for ops, kinds in _KINDS.items()
     for op in ops.split()
 }
-"""Handle of an op -> ringreduce's name of the op, and these kinds."""
+"""Handle of an op -> ringreduce's name of the op, interned for compiled calls, and these kinds."""
 _KINDS_OF_OBJECTS = {"iufc": "iufc", "iu": "iub"}
 """The same kinds -> the kinds of arrays that mpi4py's op of objects reduces by elements."""
 _NO_OP = ("", "")
