@@ -25,32 +25,40 @@ def _default() -> rr.Communicator:
 
 
 def _communicator(comm: rr.Communicator | None) -> rr.Communicator:
-    if not isinstance(comm, (rr.Communicator, type(None))):
+    if comm is None:
+        return _default()
+    if not isinstance(comm, rr.Communicator):
         raise TypeError(f"comm is {shown(comm)}; pass a Communicator of ringreduce, or None")
-    return comm or _default()
+    return comm
 
 
-def _mean_of_torch(comm: rr.Communicator) -> _Mean:
+def _mean_of_torch(comm: rr.Communicator) -> Any:
     import torch
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def mean(gradients: list[Any]) -> Any:
-        dense = [g.detach().to_dense() if g.is_sparse else g.detach() for g in gradients]
+        dense = [(g.to_dense() if g.is_sparse else g).detach().contiguous() for g in gradients]
+        if len({g.data_ptr() for g in dense}) < len(dense):  # autograd may name one array twice
+            dense = [g.clone() for g in dense]
         return comm.all_reduce(dense, "mean", out=dense)
 
-    found: _Mean = torch.compiler.disable(mean)
-    return found
+    return mean
+
+
+def _threads_of_jax() -> int:
+    return int(os.environ.get("NPROC") or len(os.sched_getaffinity(0)))
 
 
 def _give_jax_two_threads() -> None:
-    """Let a rank that is pinned to one core copy a callback's arrays while the callback runs.
+    """Let JAX copy the arrays of a callback while the callback runs on its other thread.
 
     JAX makes as many threads as there are cores, or as NPROC says, when it makes its backend.
     """
-    if keras.backend.backend() == "jax" and len(os.sched_getaffinity(0)) == 1:
+    if keras.backend.backend() == "jax" and _threads_of_jax() == 1:
         from jax._src.xla_bridge import backends_are_initialized
 
         if not backends_are_initialized():
-            os.environ.setdefault("NPROC", "2")
+            os.environ["NPROC"] = "2"
 
 
 _give_jax_two_threads()
@@ -60,10 +68,10 @@ def _mean_of_jax(comm: rr.Communicator) -> _Mean:
     import jax
     from jax.experimental import io_callback
 
-    if len(os.sched_getaffinity(0)) == 1 and os.environ.get("NPROC", "1") == "1":
+    if _threads_of_jax() == 1:
         raise RuntimeError(
-            "this rank has one core, on which JAX waits for itself; import ringreduce.keras before "
-            "the first array of JAX, or set NPROC=2"
+            "JAX has one thread, and would wait for itself; import ringreduce.keras before the "
+            "first array of JAX, or set NPROC=2"
         )
 
     def on_host(gradients: list[Any]) -> Any:
@@ -103,8 +111,9 @@ def _mean_of(comm: rr.Communicator | None) -> _Mean:
         raise ValueError(f"Keras runs on {backend}; ringreduce.keras needs one of {[*_MEANS]}")
     mean = _MEANS[backend](_communicator(comm))
 
-    def mean_of_given(gradients: list[Any]) -> list[Any]:
+    def mean_of_given(gradients: Any) -> list[Any]:
         """Average the gradients that are not None."""
+        gradients = [*gradients]
         means = iter(mean([g for g in gradients if g is not None]))
         return [None if g is None else next(means) for g in gradients]
 
@@ -119,52 +128,47 @@ def _settle() -> None:
         jax.effects_barrier()
 
 
-def _become(instance: Any, **methods: Callable[..., Any]) -> None:
-    """Give the instance a subclass of its class, of the same name, with these methods."""
-    kind = type(instance)
-    names = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    instance.__class__ = type(kind.__name__, (kind,), methods | names)
-
-
 def DistributedOptimizer(optimizer: Any, comm: rr.Communicator | None = None) -> Any:
     """Make an optimizer average its gradients over the ranks.
 
     All gradients of a step are one call, before they are clipped.  Sparse gradients are made dense.
-    Every rank makes the same steps.
+    Every rank makes the same steps.  A saved model names Keras's own optimizer, so it loads without
+    ringreduce, and does not average.
 
     Args:
         optimizer: an optimizer of Keras, or a name, such as ``"adam"``.
         comm: a communicator; None: one over all ranks, which this module makes once.
 
     Returns:
-        The same object.  Its class is now a subclass of the same name, so a saved model loads
-        without ringreduce, and with an optimizer that does not average.  Under the dtype policy
-        mixed_float16 it is a ``LossScaleOptimizer`` over it, as `compile` would make.
+        The same object; under the dtype policy mixed_float16 a ``LossScaleOptimizer`` that holds
+        it, as `compile` would make, unless it is one.
 
     Raises:
-        TypeError: `comm` is no Communicator.
+        TypeError: `optimizer` is no optimizer, or `comm` no Communicator.
         ValueError: Keras runs on another backend than torch, JAX and TensorFlow; in a step:
             TensorFlow compiles it by XLA.
-        RuntimeError: the rank has one core, and JAX one thread, which would wait for itself.
+        RuntimeError: JAX has one thread, which would wait for itself.
     """
-    optimizer, mean = keras.optimizers.get(optimizer), _mean_of(comm)
-    scaling = keras.optimizers.LossScaleOptimizer
-    is_half = keras.config.dtype_policy().name == "mixed_float16"
+    optimizer, scaling = keras.optimizers.get(optimizer), keras.optimizers.LossScaleOptimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"optimizer is {shown(optimizer)}; pass an optimizer of Keras, or its name")
+    mean, is_half = _mean_of(comm), keras.config.dtype_policy().name == "mixed_float16"
     if is_half and not isinstance(optimizer, scaling):
         # compile() would do it around ours, and leave out a step whose gradients are infinite here.
         optimizer = scaling(optimizer)
-    kind = type(optimizer)
+    apply, stateless_apply = optimizer.apply, optimizer.stateless_apply
 
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        kind.apply(self, mean(list(grads)), trainable_variables)
+    def apply_means(grads: Any, trainable_variables: Any = None) -> Any:
+        return apply(mean(grads), trainable_variables)
 
-    def stateless_apply(self: Any, variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return kind.stateless_apply(self, variables, mean(list(grads)), trainable_variables)
+    def stateless_apply_means(
+        optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        return stateless_apply(optimizer_variables, mean(grads), trainable_variables)
 
-    methods: dict[str, Callable[..., Any]] = {"apply": apply}
+    optimizer.apply = apply_means
     if isinstance(optimizer, scaling):
-        methods["stateless_apply"] = stateless_apply  # the others' calls apply
-    _become(optimizer, **methods)
+        optimizer.stateless_apply = stateless_apply_means  # the others' calls apply
     return optimizer
 
 
@@ -175,13 +179,13 @@ def DistributedGradientTape(tape: Any, comm: rr.Communicator | None = None) -> A
     """
     import tensorflow as tf
 
-    kind, mean = type(tape), _mean_of(comm)
+    gradient, mean = tape.gradient, _mean_of(comm)
 
-    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients = kind.gradient(self, *args, **kwargs)
+    def mean_gradient(*args: Any, **kwargs: Any) -> Any:
+        gradients = gradient(*args, **kwargs)
         return tf.nest.pack_sequence_as(gradients, mean(tf.nest.flatten(gradients)))
 
-    _become(tape, gradient=gradient)
+    tape.gradient = mean_gradient
     return tape
 
 
@@ -196,22 +200,23 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
         self._comm, self._is_done = _communicator(comm), False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._is_done = False
-        if self.model.built:
-            if not self.model.optimizer.built:
-                self.model.optimizer.build(self.model.trainable_variables)
+        self._is_done = self.model.built
+        if self.model.weights:
             self._send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self._is_done:  # TensorFlow builds a model in its first step
+            self._is_done = True
             self._send()
 
     def _send(self) -> None:
         _settle()
-        for variable in [*self.model.weights, *self.model.optimizer.variables]:
+        model, optimizer = self.model, self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        for variable in [*model.weights, *optimizer.variables]:
             x = np.array(keras.ops.convert_to_numpy(variable))
             variable.assign(self._comm.broadcast(x, out=x))
-        self._is_done = True
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
@@ -223,6 +228,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         _settle()
-        numbers = {name: x for name, x in sorted((logs or {}).items()) if np.isscalar(x)}
+        logs = {} if logs is None else logs
+        numbers = {name: x for name, x in sorted(logs.items()) if np.isscalar(x)}
         means = self._comm.all_reduce(np.array([*numbers.values()], float), "mean")
-        (logs or {}).update(zip(numbers, means.tolist(), strict=True))
+        logs.update(zip(numbers, means.tolist(), strict=True))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ringreduce.supervisor.membership import (
@@ -121,6 +122,11 @@ def added(values: Collection[Contents]) -> Contents:
     return tuple(map(sum, zip(*values, strict=True)))
 
 
+def _digest(world: World) -> bytes:
+    """Return what stands for a state among the known ones: millions of states would fill memory."""
+    return blake2b(repr(world).encode(), digest_size=16).digest()
+
+
 @dataclass
 class Walk:
     """All states that can be reached; `live`: ranks can go on after a loss.
@@ -145,15 +151,16 @@ class Walk:
         text = self._text(members)
         world = World((), (), (), (), (), None, text, (0, 0), faults=1, wishes=self.wish)
         first = self._started(world, self.ranks, generation=1)
-        seen, left = {first}, [first]
+        seen, left = {_digest(first)}, [first]
         while left:
             world = left.pop()
             followers = list(self._followers(world))
             if not followers and not self._is_over(world):
                 raise WalkError(f"nothing can happen: {world}")
             for follower in (*followers, *self._after_faults(world)):
-                if follower not in seen:
-                    seen.add(follower)
+                digest = _digest(follower)
+                if digest not in seen:
+                    seen.add(digest)
                     left.append(follower)
         self.states = len(seen)
 
