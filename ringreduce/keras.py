@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -45,43 +44,31 @@ def _mean_of_torch(comm: rr.Communicator) -> Any:
     return mean
 
 
-def _threads_of_jax() -> int:
-    return int(os.environ.get("NPROC") or len(os.sched_getaffinity(0)))
-
-
-def _give_jax_two_threads() -> None:
-    """Let JAX copy the arrays of a callback while the callback runs on its other thread.
-
-    JAX makes as many threads as there are cores, or as NPROC says, when it makes its backend.
-    """
-    if keras.backend.backend() == "jax" and _threads_of_jax() == 1:
-        from jax._src.xla_bridge import backends_are_initialized
-
-        if not backends_are_initialized():
-            os.environ["NPROC"] = "2"
-
-
-_give_jax_two_threads()
-
-
 def _mean_of_jax(comm: rr.Communicator) -> _Mean:
     import jax
     from jax.experimental import io_callback
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
 
-    if _threads_of_jax() == 1:
-        raise RuntimeError(
-            "JAX has one thread, and would wait for itself; import ringreduce.keras before the "
-            "first array of JAX, or set NPROC=2"
+    # io_callback copies all arrays, on another thread: with one thread it would wait for itself.
+    (ordered,) = jax.make_jaxpr(lambda: io_callback(lambda: None, None, ordered=True))().effects
+    mean = Primitive("mean_over_ranks")
+    mean.multiple_results = True
+    mean.def_effectful_abstract_eval(lambda *arrays: (arrays, {ordered}))
+
+    def on_host(*gradients: Any) -> tuple[Any, ...]:
+        return tuple(comm.all_reduce([*gradients], "mean"))
+
+    def lower(context: Any, *gradients: Any) -> Any:
+        token, kinds = context.tokens_in.get(ordered), (context.avals_in, context.avals_out)
+        means, token, _ = mlir.emit_python_callback(
+            context, on_host, token, gradients, *kinds, has_side_effect=True
         )
+        context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({ordered: token})))
+        return means
 
-    def on_host(gradients: list[Any]) -> Any:
-        return comm.all_reduce([np.asarray(g) for g in gradients], "mean")
-
-    def mean(gradients: list[Any]) -> Any:
-        kinds = [jax.ShapeDtypeStruct(g.shape, g.dtype) for g in gradients]
-        return io_callback(on_host, kinds, gradients, ordered=True)
-
-    return mean
+    mlir.register_lowering(mean, lower)
+    return lambda gradients: jax.jit(mean.bind)(*gradients)
 
 
 def _mean_of_tensorflow(comm: rr.Communicator) -> _Mean:
@@ -147,7 +134,6 @@ def DistributedOptimizer(optimizer: Any, comm: rr.Communicator | None = None) ->
         TypeError: `optimizer` is no optimizer, or `comm` no Communicator.
         ValueError: Keras runs on another backend than torch, JAX and TensorFlow; in a step:
             TensorFlow compiles it by XLA.
-        RuntimeError: JAX has one thread, which would wait for itself.
     """
     optimizer, scaling = keras.optimizers.get(optimizer), keras.optimizers.LossScaleOptimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer):

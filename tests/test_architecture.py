@@ -321,8 +321,6 @@ def test_the_environment_is_read_in_few_places():
     others |= {"rendezvous", "rendezvous.env", "system.place"}
     # torch.registration whether programs that ask for Gloo get this backend.
     others |= {"torch.registration"}
-    # keras the number of JAX's threads.
-    others |= {"keras"}
     assert readers <= {*others, *(m.removeprefix("ringreduce.") for m in of_jobs)}
 
 
