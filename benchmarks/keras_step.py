@@ -1,12 +1,13 @@
 """A training step of Keras with `ringreduce.keras`, without it, and in Keras's own way.
 
-    KERAS_BACKEND=jax ringreduce run -n 2 -m benchmarks.keras_step
+    KERAS_BACKEND=jax ringreduce run -n 2 -m benchmarks.keras_step [own]
 
 A step is a batch of `Model.fit`; the contenders take turns in one job.  Each rank has one core.
 ``alone`` averages nothing; ``all_reduce`` is the call by itself, on NumPy arrays of the gradients'
-shapes.  Keras's own way is ``MultiWorkerMirroredStrategy`` on TensorFlow and ``DataParallel`` over
-JAX's Gloo collectives on JAX; on torch, Keras has none.  A figure is the median over the turns of
-the slowest rank.  Writes ``bench_results/keras.jsonl``.
+shapes.  With ``own``, Keras's own way takes turns with them; its threads slow the others down.  It
+is ``MultiWorkerMirroredStrategy`` on TensorFlow and ``DataParallel`` over Gloo on JAX; on torch,
+Keras has none.  A figure is the median over the turns of the slowest rank.  Writes
+``bench_results/keras.jsonl``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,23 +37,32 @@ import keras  # noqa: E402
 from ringreduce.keras import Broadcast, DistributedOptimizer  # noqa: E402
 
 NAME = "keras"
-NETWORKS = {"digits": (64, 128, 10), "1.9 million": (784, 1024, 1024, 10)}
-"""Name -> units of the layers."""
-TURNS, STEPS, BATCH = 21, 20, 64
+NETWORKS = [((64, 128, 10), 64), ((784, 1024, 1024, 10), 64), ((784, 1024, 1024, 10), 512)]
+"""Units of the layers, and samples of a batch on each rank."""
+TURNS, STEPS = 21, 20
 BACKEND = keras.backend.backend()
 
 
 def main() -> None:
-    own = {"tensorflow": _tensorflows, "jax": _jaxs}.get(BACKEND, lambda: None)()
+    makers: dict[str, Callable[[], Any]] = {"tensorflow": _tensorflows, "jax": _jaxs}
+    own = makers[BACKEND]() if "own" in sys.argv else None
     with rr.init() as comm:
-        found = [_measure(comm, network, own) for network in NETWORKS]
+        found = [_measure(comm, *network, own) for network in NETWORKS]
     if WORLD.rank == 0:
-        versions = {"backend": BACKEND, "keras": keras.__version__}
+        versions = {"backend": BACKEND, "own": own is not None, "keras": keras.__version__}
         where = rows.environment(f"KERAS_BACKEND={BACKEND} {rows.command_line('keras_step')}")
-        same = ("backend", "network", "mpi", "ranks", "cpu")
+        same = ("backend", "own", "units", "batch", "mpi", "ranks", "cpu")
         rows.replace(NAME, [row | versions | where for row in found], same=same)
         for row in found:
-            print(row["network"], row["median_ms"], "ratio", row["ratio"], "wrong:", row["wrong"])
+            print(
+                row["units"],
+                row["batch"],
+                row["median_ms"],
+                "ratio",
+                row["ratio"],
+                "wrong:",
+                row["wrong"],
+            )
 
 
 def _port() -> int:
@@ -86,13 +97,15 @@ def _network(units: tuple[int, ...], average: Any, optimizer: Any) -> keras.Mode
     return model
 
 
-def _measure(comm: rr.Communicator, name: str, own: Callable[[], Any] | None) -> dict[str, Any]:
-    units, rng = NETWORKS[name], np.random.default_rng(WORLD.rank)
-    x = rng.standard_normal((STEPS * BATCH, units[0])).astype("float32")
+def _measure(
+    comm: rr.Communicator, units: tuple[int, ...], batch: int, own: Callable[[], Any] | None
+) -> dict[str, Any]:
+    rng = np.random.default_rng(WORLD.rank)
+    x = rng.standard_normal((STEPS * batch, units[0])).astype("float32")
     y = rng.integers(0, units[-1], len(x))
 
     def fit(model: keras.Model, **given: Any) -> None:
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, **given)
+        model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, **given)
 
     def keras_own_fit(model: keras.Model) -> None:
         with own():
@@ -101,7 +114,7 @@ def _measure(comm: rr.Communicator, name: str, own: Callable[[], Any] | None) ->
                 return
             import tensorflow as tf
 
-            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+            data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
             options = tf.data.Options()
             policies = tf.data.experimental.AutoShardPolicy
             options.experimental_distribute.auto_shard_policy = policies.OFF
@@ -129,7 +142,7 @@ def _measure(comm: rr.Communicator, name: str, own: Callable[[], Any] | None) ->
             theirs = _network(units, lambda optimizer: optimizer, sgd())
         try:
             keras_own_fit(theirs)
-            contenders["keras"] = lambda: keras_own_fit(theirs)
+            contenders["own"] = lambda: keras_own_fit(theirs)
         except ValueError as error:  # MultiWorkerMirroredStrategy with Keras 3.15
             why_not = str(error).splitlines()[0]
     seconds = np.zeros((len(contenders), TURNS + 1))
@@ -144,12 +157,12 @@ def _measure(comm: rr.Communicator, name: str, own: Callable[[], Any] | None) ->
     ms = dict(zip(contenders, np.median(seconds[:, 1:], axis=1) * 1e3, strict=True))
     return {
         "benchmark": NAME,
-        "network": name,
+        "units": "-".join(map(str, units)),
         "ranks": WORLD.size,
-        "batch": BATCH,
+        "batch": batch,
         "median_ms": {key: round(float(value), 3) for key, value in ms.items()},
         "ratio": round(float(ms["ringreduce"] / (ms["alone"] + ms["all_reduce"])), 3),
-        "why not keras": why_not,
+        "why not own": why_not,
         "wrong": WORLD.allreduce(int(wrong)),
     }
 
