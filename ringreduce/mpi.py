@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partialmethod
 from importlib.util import find_spec
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
@@ -23,32 +22,26 @@ if TYPE_CHECKING:
 else:
     _Intracomm = object  # each kind of communicator has it as another base
 
-_ON_NUMBERS = {"SUM": "iufc", "PROD": "iufc"}
-_ON_BITS = {"BAND": "iu", "BOR": "iu", "BXOR": "iu"}
-_OTHERS = {"MIN": "iuf", "MAX": "iuf", "LAND": "b", "LOR": "b", "LXOR": "b"}
+_KINDS = {"SUM PROD": "iufc", "MIN MAX": "iuf", "BAND BOR BXOR": "iu", "LAND LOR LXOR": "b"}
+"""Ops of MPI -> the kinds of dtypes that both libraries reduce."""
 _OPS = {
     getattr(MPI, op).handle: (op.lower().lstrip("bl"), kinds)
-    for op, kinds in {**_ON_NUMBERS, **_ON_BITS, **_OTHERS}.items()
+    for ops, kinds in _KINDS.items()
+    for op in ops.split()
 }
-"""Handle of an op -> ringreduce's name of the op, and the kinds of dtypes that both reduce."""
-_OPS_OF_OBJECTS = {
-    getattr(MPI, op).handle: (op.lower().lstrip("b"), kinds + "b" * (op in _ON_BITS))
-    for op, kinds in {**_ON_NUMBERS, **_ON_BITS}.items()
-}
-"""The same for the ops that mpi4py applies to arrays element by element."""
-_ON_BYTES = [getattr(MPI, op).handle for op in _ON_BITS]
-_NOT_NUMPYS = ("PACKED", "REAL16", "COMPLEX", "INTEGER16", "F_BOOL", "LOGICAL")
+"""Handle of an op -> ringreduce's name of the op, and these kinds."""
+_KINDS_OF_OBJECTS = {"iufc": "iufc", "iu": "iub"}
+"""The same kinds -> the kinds of arrays that mpi4py's op of objects reduces by elements."""
+_NO_OP = ("", "")
+_NOT_NUMPYS = ("PACKED", "REAL16", "COMPLEX4", "COMPLEX32", "INTEGER16", "F_BOOL", "LOGICAL")
 """Prefixes of types whose elements NumPy lacks, or has in another way than mpi4py says."""
-_COMPLEX = ("COMPLEX", "COMPLEX8", "COMPLEX16")
-"""Types with such a prefix that NumPy has."""
 _DTYPES = {
     datatype.handle: np.dtype(datatype.typestr)
     for name, datatype in vars(MPI).items()
     if isinstance(datatype, MPI.Datatype) and datatype != MPI.DATATYPE_NULL
-    if datatype.typestr[0] in "biufc" and (name in _COMPLEX or not name.startswith(_NOT_NUMPYS))
+    if datatype.typestr[0] in "biufc" and not name.startswith(_NOT_NUMPYS)
 }
 """Handle of a basic type -> its dtype."""
-_NO_OP = ("", "")
 _ALLREDUCE = ("Allreduce", "ringreduce")
 _MAKERS = (
     *("Split", "Split_type", "Create", "Create_group", "Create_cart", "Create_graph", "Sub"),
@@ -57,77 +50,54 @@ _MAKERS = (
 """Methods that make communicators, which are to be wrapped, too."""
 
 
-_Elements = tuple[MPI.Datatype, Any]
-"""The type of a buffer specification, and a flat array over its elements."""
+def _memory(buffer: Any, writable: bool) -> tuple[str, Any]:
+    """Return mpi4py's key of the type of a buffer, and its bytes.  Raises what mpi4py raises.
 
-
-def _parts(spec: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the buffer, count, displacement and type of a specification; None: not given."""
-    if not isinstance(spec, (list, tuple)):
-        return spec, None, None, None
-    buffer, *rest = spec
-    if len(rest) == 3:
-        return buffer, *rest
-    if len(rest) == 1 and isinstance(rest[0], (MPI.Datatype, str)):
-        return buffer, None, None, rest[0]
-    count, datatype = rest if len(rest) == 2 else (*rest, None)
-    count, displacement = count if isinstance(count, (list, tuple)) else (count, None)
-    return buffer, count, displacement, datatype
-
-
-def _typecode(buffer: Any) -> str:
-    """Return mpi4py's key of the type of a buffer."""
-    interface = getattr(buffer, "__cuda_array_interface__", None)
-    if interface is not None:
-        return str(np.dtype(interface["typestr"]).char)
-    try:
-        code = memoryview(buffer).format.lstrip("@<")
-    except TypeError:
-        code = np.from_dlpack(buffer).dtype.char
-    if code.startswith(">"):
-        raise BufferError(f"message: format {code!r} has not this machine's byte order")
-    return str(code)
-
-
-def _bytes(buffer: Any, writable: bool) -> Any:
-    """View the memory of a buffer; None: on a GPU, without CuPy.  Raises what mpi4py raises."""
+    The key is "" if only DLPack has it.  The bytes are None on a GPU, unless CuPy can view them.
+    """
+    if buffer is None or buffer is MPI.BOTTOM:
+        return "none", np.empty(0, np.uint8)
     if hasattr(buffer, "__cuda_array_interface__"):
         if find_spec("cupy") is None:
-            return None
+            return "none", None
         import cupy
 
         array = cupy.asarray(buffer)
-        if not (array.flags.c_contiguous or array.flags.f_contiguous):
-            raise BufferError("message: the memory on the GPU is not contiguous")
-        return array.ravel("K").view(np.uint8)
+        is_contiguous = array.flags.c_contiguous or array.flags.f_contiguous
+        return array.dtype.char, array.ravel("K").view(np.uint8) if is_contiguous else None
+    key = ""
     with contextlib.suppress(TypeError, ValueError):
-        view = np.asarray(memoryview(buffer))
-        if view.flags.f_contiguous:
-            buffer = view.T  # mpi4py's buffers are C-ordered; the elements stay in their order
-    memory: Any = bytearray() if buffer is None else MPI.buffer.frombuffer(buffer, not writable)
-    return np.frombuffer(memory, np.uint8)
+        view = memoryview(buffer)
+        key = view.format.lstrip("@<")
+        if view.f_contiguous:
+            buffer = np.asarray(view).T  # mpi4py's buffers are C-ordered; the memory is the same
+    memory: Any = MPI.buffer.frombuffer(buffer, not writable)
+    return key, np.frombuffer(memory, np.uint8)
 
 
-def _message(spec: Any, blocks: int, writable: bool = False) -> _Elements | None:
-    """Read a specification.  Its count is the number of elements of one of `blocks` blocks.
+def _message(spec: Any, blocks: int, writable: bool = False) -> tuple[MPI.Datatype, Any] | None:
+    """Return the type of a specification of a buffer, and a flat array over its elements.
 
-    None: its type has no dtype, or its memory cannot be viewed.  Raises what mpi4py raises.
+    Its count is that of one of `blocks` blocks.  None: MPI makes the call, or raises an error.
     """
-    buffer, count, displacement, datatype = _parts(spec)
-    data = _bytes(buffer, writable)
-    if datatype is None:
-        datatype = _typecode(buffer)
-    if isinstance(datatype, str):
-        datatype = MPI._typedict[datatype]
-    if data is None or datatype.handle not in _DTYPES:
+    buffer, *rest = spec if isinstance(spec, (list, tuple)) else (spec, None)
+    if len(rest) == 1:
+        rest = [None, *rest] if isinstance(rest[0], (MPI.Datatype, str)) else [*rest, None]
+    if len(rest) == 2:
+        count, datatype = rest
+        rest = [*(count if isinstance(count, (list, tuple)) else (count, None)), datatype]
+    count, displacement, datatype = rest
+    key, data = _memory(buffer, writable)
+    if not isinstance(datatype, MPI.Datatype):
+        key = datatype or key or np.from_dlpack(buffer).dtype.char
+        datatype = MPI._typedict.get(key, MPI.DATATYPE_NULL)
+    dtype = _DTYPES.get(datatype.handle)
+    if dtype is None or data is None:
         return None
-    dtype = _DTYPES[datatype.handle]
     begin, room = index(displacement or 0) * dtype.itemsize, dtype.itemsize * blocks
-    if count is None:
-        count, left = divmod(len(data) - begin, room)
-        if left:
-            raise ValueError(f"message: {left} bytes are no block of {blocks} {dtype}")
-    end = begin + index(count) * room
+    if count is None and (len(data) - begin) % room:
+        return None
+    end = len(data) if count is None else begin + index(count) * room
     if not 0 <= begin <= end <= len(data):
         raise ValueError(f"message: bytes {begin} to {end} of a buffer of {len(data)}")
     return datatype, data[begin:end].view(dtype)
@@ -137,22 +107,10 @@ def _is_in_place(sendbuf: Any) -> bool:
     return sendbuf is None or sendbuf is MPI.IN_PLACE
 
 
-def _raising(name: str) -> Callable[..., Any]:
-    @wraps(getattr(MPI.Grequest, name))
-    def raising(request: _Request, status: MPI.Status | None = None) -> Any:
-        try:
-            return getattr(super(_Request, request), name)(status)
-        except MPI.Exception as error:
-            raise (request.errors[0].with_traceback(None) if request.errors else error) from None
-
-    return raising
-
-
 class _Request(MPI.Grequest):
     """A request of MPI for a Work.  If waited for by itself, it raises the Work's error."""
 
     errors: list[Exception]
-    Wait, Test, wait, test = map(_raising, ("Wait", "Test", "wait", "test"))
 
     def __new__(cls, work: rr.Work[Any]) -> Self:
         errors: list[Exception] = []
@@ -168,30 +126,34 @@ class _Request(MPI.Grequest):
                 errors.append(error)
             started.Complete()
 
-        started = MPI.Grequest.Start(fail, lambda: None, lambda _: None)
+        started = MPI.Grequest.Start(fail)
         self = super().__new__(cls, started)
         self.errors = errors
         work.then(complete)
         return self
 
+    def _complete(self, method: str, status: MPI.Status | None = None) -> Any:
+        try:
+            return getattr(super(), method)(status)
+        except MPI.Exception as error:
+            raise (self.errors[0].with_traceback(None) if self.errors else error) from None
 
-def _wrapping(name: str) -> Callable[..., Any]:
-    @wraps(getattr(MPI.Cartcomm, name))
-    def wrapping(self: _Routed, *args: Any, **kwargs: Any) -> Any:
-        return _wrapped(getattr(super(_Routed, self), name)(*args, **kwargs))
-
-    return wrapping
+    Wait: Any = partialmethod(_complete, "Wait")
+    Test: Any = partialmethod(_complete, "Test")
+    wait: Any = partialmethod(_complete, "wait")
+    test: Any = partialmethod(_complete, "test")
 
 
 class _Routed(_Intracomm):
     """The methods of wrapped communicators that are not MPI's."""
 
     routes: Counter[tuple[str, str]]
-    _made: rr.Communicator | None
-    _is_threaded: bool
+    _made: Any
+    """The Communicator; None: not yet made."""
+    _is_threaded = False
     """Whether all ranks have MPI_THREAD_MULTIPLE, so that another thread may complete requests."""
     _likeness: np.ndarray
-    """Memory for `_if_alike`."""
+    """Memory for `_run_on_objects`."""
 
     def __new__(cls, comm: Any = None) -> Self:
         """Return an object over the handle of `comm`.  mpi4py makes duplicates without it."""
@@ -202,7 +164,7 @@ class _Routed(_Intracomm):
     def __reduce__(self) -> Any:
         return wrap, (type(self).__mro__[2](self),)
 
-    def _make(self) -> rr.Communicator:
+    def _make(self) -> Any:
         self._made = comm = rr.init(MPI.Intracomm(self))
         level = comm.all_reduce(np.array(MPI.Query_thread()), "min")
         self._is_threaded, self._likeness = level == MPI.THREAD_MULTIPLE, np.empty(2, np.int64)
@@ -242,8 +204,7 @@ class _Routed(_Intracomm):
         """Make the call of mpi4py's `method` with these arguments."""
         call, async_op = self._call(method, *given), method[0] == "I"
         # To make ours would block in a call that must not.  All ranks have made it, or none.
-        is_mpis = async_op and (self._made is None or not self._is_threaded)
-        if call is None or is_mpis:
+        if call is None or (async_op and not self._is_threaded):
             self.routes[method, "MPI"] += 1
             return getattr(super(), method)(*given)
         collective, x, out, how = call
@@ -256,86 +217,77 @@ class _Routed(_Intracomm):
         me, size, in_place = self.Get_rank(), self.Get_size(), _is_in_place(sendbuf)
         counts, op = rest if method == "Reduce_scatter" else (None, rest[0])
         root = rest[1] if method in ("Reduce", "Ireduce") else None
-        if getattr(op, "handle", None) not in _OPS or root not in (None, *range(size)):
+        name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
+        if not name or root not in (None, *range(size)):
             return None
-        how = {"op": _OPS[op.handle][0], **({} if root is None else {"root": root})}
-        blocks = size if method == "Reduce_scatter_block" else 1
-        received: Any = None
-        if root in (None, me):
+        gets, blocks = root in (None, me), size if method == "Reduce_scatter_block" else 1
+        received: Any = None, None
+        if gets:
             received = _message(recvbuf, blocks if in_place else 1, writable=True)
-        sent = received if in_place else _message(sendbuf, blocks)
-        if sent is None or sent[1].dtype.kind not in _OPS[op.handle][1]:
+        sent = received if in_place and gets else _message(sendbuf, blocks)
+        if sent is None or received is None:
             return None
-        if sent[0] == MPI.BYTE and op.handle not in _ON_BYTES:
+        (datatype, x), (wanted, out) = sent, received
+        if x.dtype.kind not in kinds or (datatype == MPI.BYTE and kinds != "iu"):
             return None
-        if root not in (None, me):
-            return "reduce", sent[1], None, how
-        if received is None or received[0] != sent[0]:
+        if wanted not in (None, datatype):
             raise ValueError(f"{method}: mismatch in send and receive MPI datatypes")
-        x, out, share = sent[1], received[1], len(sent[1])
-        if "scatter" in method:
-            if method == "Reduce_scatter" and counts is None and not in_place:
-                counts = super().allgather(len(out))  # as mpi4py does
-            split = [len(x) // size + (rank < len(x) % size) for rank in range(size)]
-            if counts is not None and list(counts) != split:
-                return None
-            share = split[me]
-            if in_place:
-                x, out = x.copy(), out[:share]
-        if len(out) != share:
-            raise ValueError(f"{method}: mismatch in send count and receive count {len(out)}")
-        collective = "reduce_scatter" if "scatter" in method else "all_reduce"
-        return collective if root is None else "reduce", x, out, how
+        if root is not None:
+            return "reduce", x, out, {"op": name, "root": root}
+        if "scatter" not in method:
+            return "all_reduce", x, out, {"op": name}
+        if method == "Reduce_scatter" and counts is None and not in_place:
+            counts = super().allgather(len(out))  # as mpi4py does
+        total = len(x) if counts is None else sum(counts)
+        split = [total // size + (rank < total % size) for rank in range(size)]
+        if counts is not None and list(counts) != split:
+            return None
+        if in_place:
+            x, out = x.copy(), out[: split[me]]
+        return "reduce_scatter", x, out, {"op": name}
 
-    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        ours = self._if_alike("allreduce", sendobj, op)
-        return ours[0].all_reduce(sendobj, ours[1]) if ours else super().allreduce(sendobj, op)
-
-    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        ours = self._if_alike("reduce", sendobj, op)
-        return ours[0].reduce(sendobj, root, ours[1]) if ours else super().reduce(sendobj, op, root)
-
-    def _if_alike(self, method: str, x: Any, op: Any) -> tuple[rr.Communicator, str] | None:
-        """Return the communicator and the op, if all ranks pass arrays of one dtype and shape.
-
-        Collective for the ops of `_OPS_OF_OBJECTS`.
-        """
-        name, kinds = _OPS_OF_OBJECTS.get(getattr(op, "handle", None), _NO_OP)
-        if name:
-            comm, number = self._made or self._make(), 0
-            if type(x) is np.ndarray and x.ndim and x.dtype.isnative and x.dtype.kind in kinds:
+    def _run_on_objects(self, method: str, x: Any, op: Any, *root: int) -> Any:
+        """Make the call of mpi4py's `method`.  Collective, if the op has `_KINDS_OF_OBJECTS`."""
+        name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
+        if kinds in _KINDS_OF_OBJECTS:
+            comm, number, both = self._made or self._make(), 0, self._likeness
+            is_array = type(x) is np.ndarray and x.ndim and x.dtype.isnative
+            if is_array and x.dtype.kind in _KINDS_OF_OBJECTS[kinds]:
                 number = abs(hash((ord(x.dtype.char), *x.shape))) >> 1 | 1
-            both = self._likeness
             both[0], both[1] = number, -number
             comm.all_reduce(both, "min", out=both)
-            if both[0] == -both[1] != 0:
+            if both[0] == -both[1] != 0:  # all ranks have arrays of one dtype and shape
                 self.routes[method, "ringreduce"] += 1
-                return comm, name
+                return comm.reduce(x, *root, name) if root else comm.all_reduce(x, name)
         self.routes[method, "MPI"] += 1
-        return None
+        return getattr(super(), method)(x, op, *root)
 
-    def Free(self) -> None:
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        return self._run_on_objects("allreduce", sendobj, op)
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        return self._run_on_objects("reduce", sendobj, op, root)
+
+    def _make_wrapped(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return _wrapped(getattr(super(), method)(*args, **kwargs))
+
+    def _end(self, method: str) -> None:
+        made, self._made, self._is_threaded = self._made, None, False
         try:
-            self._close()
+            if made is not None:
+                made.close()
         finally:
-            super().Free()
+            getattr(super(), method)()
 
-    def Disconnect(self) -> None:
-        try:
-            self._close()
-        finally:
-            super().Disconnect()
-
-    def _close(self) -> None:
-        made, self._made = self._made, None
-        if made is not None:
-            made.close()
+    Free: Any = partialmethod(_end, "Free")
+    Disconnect: Any = partialmethod(_end, "Disconnect")
 
 
 @cache
 def _wrapped_kind(kind: Any) -> Any:
     """Return the class of wrapped communicators of a class of mpi4py's, or of a subclass."""
-    makers = {name: _wrapping(name) for name in _MAKERS if hasattr(kind, name)}
+    names = [name for name in _MAKERS if hasattr(kind, name)]
+    makers = {name: partialmethod(_Routed._make_wrapped, name) for name in names}
     return type(kind.__name__, (_Routed, kind), {**makers, "__doc__": kind.__doc__})
 
 

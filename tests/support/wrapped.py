@@ -121,7 +121,7 @@ def run(comm: MPI.Intracomm, program: Program) -> None:
         check()
     made = sum(count for (_, by), count in wrapped.routes.items() if by == "ringreduce")
     assert made == sum(map(_is_routed, program.calls)), (wrapped.routes, program)
-    wrapped._close()  # its handle is that of `comm`
+    wrapped._made.close()  # its handle is that of `comm`
 
 
 def _is_routed(call: Call) -> bool:
@@ -360,6 +360,41 @@ def a_class_of_the_programs_own_is_kept(world: Any) -> None:
     assert made._ending.closed
 
 
+def arguments_can_be_named_and_placed_as_on_mpi(world: Any) -> None:
+    me, size, top = world.rank, world.size, world.size - 1
+    world.allreduce(np.ones(1))
+    world.routes.clear()
+    x, total, parts, part = np.full(1, me), np.empty(1, int), np.arange(size), np.empty(1, int)
+    both = {"sendbuf": x, "recvbuf": total, "op": MPI.MAX}
+    by_name = [
+        lambda: world.Allreduce(**both),
+        lambda: world.Iallreduce(**both).Wait(),
+        lambda: world.Reduce(root=0, **both),
+        lambda: world.Ireduce(root=0, **both).Wait(),
+        lambda: world.Reduce(x, total, MPI.MAX, 0),
+        lambda: world.Ireduce(x, total, MPI.MAX, root=0).Wait(),
+    ]
+    for call in by_name:
+        total[0] = -1
+        call()
+        assert total[0] == (top if me == 0 or call in by_name[:2] else -1)
+    every = {"sendbuf": parts, "recvbuf": part, "op": MPI.MAX}
+    by_name = [
+        lambda: world.Reduce_scatter_block(**every),
+        lambda: world.Reduce_scatter(recvcounts=[1] * size, **every),
+        lambda: world.Reduce_scatter(parts, part, None, MPI.MAX),
+    ]
+    for call in by_name:
+        part[0] = -1
+        call()
+        assert part[0] == me
+    assert world.allreduce(sendobj=x, op=MPI.SUM)[0] == sum(range(size))
+    assert (world.reduce(root=top, sendobj=x, op=MPI.SUM) is None) == (me != top)
+    assert {by for _, by in world.routes} == {"ringreduce"}
+    with pytest.raises(TypeError):
+        world.Iallreduce(x, total, root=0)
+
+
 def requests_of_both_kinds_complete_together(world: Any) -> None:
     world.allreduce(np.ones(1))
     x, total, mpis = np.full(1000, world.rank), np.empty(1000, int), np.empty(1000, int)
@@ -425,6 +460,7 @@ FACTS = (
     nothing_can_be_reduced,
     a_view_in_another_order_is_summed_as_it_lies_in_memory,
     a_class_of_the_programs_own_is_kept,
+    arguments_can_be_named_and_placed_as_on_mpi,
     requests_of_both_kinds_complete_together,
     the_error_of_a_call_is_raised,
     a_message_advances_while_its_sender_waits_in_a_call,
