@@ -30,10 +30,9 @@ _OPS = {
     for ops, kinds in _KINDS.items()
     for op in ops.split()
 }
-"""Handle of an op -> ringreduce's name of the op, interned for compiled calls, and these kinds."""
+"""Handle of an op -> ringreduce's name of the op, and these kinds."""
 _KINDS_OF_OBJECTS = {"iufc": "iufc", "iu": "iub"}
 """The same kinds -> the kinds of arrays that mpi4py's op of objects reduces by elements."""
-_NO_OP = ("", "")
 _NOT_NUMPYS = ("PACKED", "REAL16", "COMPLEX4", "COMPLEX32", "INTEGER16", "F_BOOL", "LOGICAL")
 """Prefixes of types whose elements NumPy lacks, or has in another way than mpi4py says."""
 _DTYPES = {
@@ -43,7 +42,6 @@ _DTYPES = {
     if datatype.typestr[0] in "biufc" and not name.startswith(_NOT_NUMPYS)
 }
 """Handle of a basic type -> its dtype."""
-_ALLREDUCE = ("Allreduce", "ringreduce")
 _MAKERS = (
     *("Split", "Split_type", "Create", "Create_group", "Create_cart", "Create_graph", "Sub"),
     *("Create_dist_graph", "Create_dist_graph_adjacent"),
@@ -174,13 +172,13 @@ class _Routed(_Intracomm):
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         x = recvbuf if type(sendbuf) is not np.ndarray and _is_in_place(sendbuf) else sendbuf
         if type(x) is np.ndarray and type(recvbuf) is np.ndarray and x.dtype is recvbuf.dtype:
-            name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
+            name, kinds = _OPS.get(getattr(op, "handle", None), ("", ""))
             is_flat = x.flags.c_contiguous and recvbuf.flags.carray
             if is_flat and x.dtype.kind in kinds:  # the quick way
                 if x.ndim != 1 or recvbuf.ndim != 1:
                     x, recvbuf = x.reshape(-1), recvbuf.reshape(-1)
                 (self._made or self._make()).all_reduce(x, name, out=recvbuf)
-                self.routes[_ALLREDUCE] += 1
+                self.routes["Allreduce", "ringreduce"] += 1
                 return
         self._run("Allreduce", sendbuf, recvbuf, op)
 
@@ -218,7 +216,7 @@ class _Routed(_Intracomm):
         me, size, in_place = self.Get_rank(), self.Get_size(), _is_in_place(sendbuf)
         counts, op = rest if method == "Reduce_scatter" else (None, rest[0])
         root = rest[1] if method in ("Reduce", "Ireduce") else None
-        name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
+        name, kinds = _OPS.get(getattr(op, "handle", None), ("", ""))
         if not name or root not in (None, *range(size)):
             return None
         gets, blocks = root in (None, me), size if method == "Reduce_scatter_block" else 1
@@ -249,7 +247,7 @@ class _Routed(_Intracomm):
 
     def _run_on_objects(self, method: str, x: Any, op: Any, *root: int) -> Any:
         """Make the call of mpi4py's `method`.  Collective, if the op has `_KINDS_OF_OBJECTS`."""
-        name, kinds = _OPS.get(getattr(op, "handle", None), _NO_OP)
+        name, kinds = _OPS.get(getattr(op, "handle", None), ("", ""))
         if kinds in _KINDS_OF_OBJECTS:
             comm, number, both = self._made or self._make(), 0, self._likeness
             is_array = type(x) is np.ndarray and x.ndim and x.dtype.isnative

@@ -6,6 +6,7 @@ import array
 import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,8 @@ REDUCTIONS = (
     *("Allreduce", "Iallreduce", "Reduce", "Ireduce", "Reduce_scatter_block", "Reduce_scatter"),
 )
 OBJECTS = "allreduce", "reduce"
-OPS = ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
+OPS = ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR", "own")
+"""Names of MPI's ops; "own": an op of the program."""
 TYPES = "bhilqBHILQfdgFD?"
 FORMS = (
     "array",
@@ -47,9 +49,15 @@ class Call:
     count: int
     root: int
     in_place: bool
+    """In a call on objects: ranks may pass arrays of unequal shapes."""
     uneven: bool
-    """The parts of a Reduce_scatter are not those of ``np.array_split``."""
+    """The parts of a Reduce_scatter are not those of ``np.array_split``.
+
+    In a call on objects: arrays have two dimensions.
+    """
     gives_counts: bool
+    derived: bool
+    """Whether an item is a pair of elements, by a derived type.  Not for objects."""
     sent_as: list[str]
     received_as: list[str]
     message_bytes: int
@@ -89,7 +97,7 @@ def _calls(ranks: int) -> st.SearchStrategy[Call]:
         st.sampled_from(TYPES),
         st.sampled_from(COUNTS),
         st.integers(0, ranks - 1),
-        *(st.booleans(), st.booleans(), st.booleans()),
+        *(st.booleans(), st.booleans(), st.booleans(), st.integers(0, 7).map(lambda n: n == 7)),
         *(forms, forms),
         st.sampled_from((0, 0, 8, 200_000)),
         st.booleans(),
@@ -127,8 +135,15 @@ def run(comm: MPI.Intracomm, program: Program) -> None:
 def _is_routed(call: Call) -> bool:
     """Return whether ringreduce makes a call."""
     if call.method in OBJECTS:
-        dtype, *others = {_dtype_of_object(call, form) for form in call.sent_as}
+        zeros = np.zeros(call.count, call.dtype)
+        passed = [_object(call, form, zeros) for form in call.sent_as]
+        dtypes = [x.dtype if isinstance(x, np.ndarray) else None for x in passed]
+        (dtype, _), *others = {
+            (dtype, np.shape(x)) for dtype, x in zip(dtypes, passed, strict=True)
+        }
         return not others and dtype is not None and (dtype != "?" or _op_of_objects(call)[0] == "B")
+    if call.derived or call.op == "own":
+        return False
     kind = np.dtype(call.dtype).kind
     kinds = {"SUM": "iufc", "PROD": "iufc", "MIN": "iuf", "MAX": "iuf"}
     is_split = call.method != "Reduce_scatter" or not call.uneven
@@ -136,11 +151,20 @@ def _is_routed(call: Call) -> bool:
     return is_split and kind in kinds.get(call.op, "b" if call.op[0] == "L" else "iu")
 
 
-def _dtype_of_object(call: Call, form: str) -> str | None:
-    """Return the dtype of a rank's array in a call on objects; None: it passes a number."""
+def _object(call: Call, form: str, x: np.ndarray) -> Any:
+    """Return what a rank passes in a call on objects: a number, or an array of these elements.
+
+    Arrays of unequal shapes can be added: NumPy broadcasts them.
+    """
+    if form == "counted":
+        return x[:1].sum()
     if form == "typed":
-        return "?" if np.dtype(call.dtype).kind in "iub" else "DF"[call.dtype == "D"]
-    return None if form == "counted" else call.dtype
+        x = x.astype("?" if x.dtype.kind in "iub" else "DF"[x.dtype == "D"])
+    if call.uneven and len(x) % 2 == 0:
+        x = x.reshape(2, -1)
+    if call.in_place and form in ("named", "displaced"):
+        return x[tuple([slice(1)] * x.ndim)] if form == "named" else x[np.newaxis]
+    return np.asfortranarray(x) if form == "columns" else x
 
 
 def _op_of_objects(call: Call) -> str:
@@ -156,12 +180,12 @@ def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, An
     """
     me, size, method = comm.rank, comm.size, call.method
     blocks = size if method == "Reduce_scatter_block" else 1
-    values = np.random.default_rng((number, me)).integers(0, 3, blocks * call.count)
+    width = 1 + (call.derived and method not in OBJECTS)
+    values = np.random.default_rng((number, me)).integers(0, 3, blocks * call.count * width)
     x: Any = values.astype(call.dtype)
     root = [call.root] if method in ("Reduce", "Ireduce", "reduce") else []
     if method in OBJECTS:
-        dtype = _dtype_of_object(call, call.sent_as[me])
-        x = x[:1].sum() if dtype is None else x.astype(dtype)
+        x = _object(call, call.sent_as[me], x)
         return None, getattr(comm, method)(x, getattr(MPI, _op_of_objects(call)), *root), None
     counts = [call.count] * size
     if method == "Reduce_scatter":
@@ -170,15 +194,39 @@ def _outcome(comm: Any, call: Call, number: int) -> tuple[MPI.Request | None, An
         counts = [call.count, *[0] * (size - 1)] if call.uneven else counts
     gets = root in ([], [me])
     in_place = call.in_place and gets
-    result = x if in_place else np.zeros(counts[me], x.dtype)
-    received, memory = _written(call.received_as[me], result, blocks if in_place else 1)
-    sent = MPI.IN_PLACE if in_place else _written(call.sent_as[me], x, blocks)[0]
+    result = x if in_place else np.zeros(counts[me] * width, x.dtype)
+    written = _in_pairs if call.derived else _written
+    received, memory = written(call.received_as[me], result, blocks if in_place else 1)
+    sent = MPI.IN_PLACE if in_place else written(call.sent_as[me], x, blocks)[0]
+    op = _own_op() if call.op == "own" else getattr(MPI, call.op)
     given = [counts if call.gives_counts or call.in_place else None] * (method == "Reduce_scatter")
     try:
-        request = getattr(comm, method)(sent, received, *given, getattr(MPI, call.op), *root)
+        request = getattr(comm, method)(sent, received, *given, op, *root)
     except Exception as error:
         return None, type(error), None
-    return request, memory[: counts[me]] if gets else None, (sent, received)
+    return request, memory[: counts[me] * width] if gets else None, (sent, received)
+
+
+@cache
+def _own_op() -> MPI.Op:
+    """Return an op that takes the larger of two bytes."""
+
+    def larger(some: Any, others: Any, _: MPI.Datatype) -> None:
+        result = np.frombuffer(others, np.uint8)
+        np.maximum(np.frombuffer(some, np.uint8), result, out=result)
+
+    return MPI.Op.Create(larger, commute=True)
+
+
+@cache
+def _pair(char: str) -> MPI.Datatype:
+    return MPI._typedict[char].Create_contiguous(2).Commit()
+
+
+def _in_pairs(form: str, values: np.ndarray, blocks: int) -> tuple[Any, np.ndarray]:
+    """Return a specification of these elements with a derived type, and their array."""
+    values, datatype, count = values.copy(), _pair(values.dtype.char), len(values) // (2 * blocks)
+    return [values, count, datatype] if form == "counted" else [values, datatype], values
 
 
 class _OnlyDlpack:
