@@ -292,7 +292,6 @@ WRITES_CODE = "ringreduce.messages.unrolled"
 ALLOWED = {
     (WRITES_CODE, breaches_of_safety): ["exec", "compile"],
     # Where torch loads no backends by itself, this import registers one.
-    ("ringreduce.keras", work_at_import): ["_give_jax_two_threads()"],
     ("ringreduce.torch", work_at_import): ["_register()"],
 }
 
