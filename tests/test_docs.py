@@ -71,7 +71,7 @@ def marks(block: Block) -> list[pytest.MarkDecorator]:
     found = [pytest.mark.gpu] * ("import cupy" in block.code)
     found += [pytest.mark.jax] * ("import jax" in block.code)
     found += [pytest.mark.torch] * ("import torch" in block.code)
-    found += [pytest.mark.keras] * ("import keras" in block.code)
+    found += [pytest.mark.keras, pytest.mark.torch] * ("import keras" in block.code)
     found += [pytest.mark.tensorflow] * ("import tensorflow" in block.code)
     found += [pytest.mark.slow] * ("__main__" in block.code)
     if block in OVER_MPI:
