@@ -54,15 +54,7 @@ def main() -> None:
         same = ("backend", "own", "units", "batch", "mpi", "ranks", "cpu")
         rows.replace(NAME, [row | versions | where for row in found], same=same)
         for row in found:
-            print(
-                row["units"],
-                row["batch"],
-                row["median_ms"],
-                "ratio",
-                row["ratio"],
-                "wrong:",
-                row["wrong"],
-            )
+            print({key: row[key] for key in ("units", "batch", "median_ms", "ratio", "wrong")})
 
 
 def _port() -> int:
@@ -88,12 +80,13 @@ def _jaxs() -> Callable[[], Any]:
     return keras.distribution.DataParallel(auto_shard_dataset=False).scope
 
 
-def _network(units: tuple[int, ...], average: Any, optimizer: Any) -> keras.Model:
+def _network(units: tuple[int, ...], average: Any = lambda optimizer: optimizer) -> keras.Model:
     keras.utils.set_random_seed(0)
     hidden = [keras.layers.Dense(n, activation="relu") for n in units[1:-1]]
     model = keras.Sequential([keras.Input(units[:1]), *hidden, keras.layers.Dense(units[-1])])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(average(optimizer), loss, **({} if BACKEND == "jax" else {"jit_compile": False}))
+    how = {} if BACKEND == "jax" else {"jit_compile": False}
+    model.compile(average(keras.optimizers.SGD(0.01)), loss, **how)
     return model
 
 
@@ -120,15 +113,12 @@ def _measure(
             options.experimental_distribute.auto_shard_policy = policies.OFF
             model.fit(data.with_options(options), verbose=0)
 
-    def sgd() -> Any:
-        return keras.optimizers.SGD(0.01)
-
-    alone = _network(units, lambda optimizer: optimizer, sgd())
-    ours = _network(units, lambda optimizer: DistributedOptimizer(optimizer, comm), sgd())
+    alone = _network(units)
+    ours = _network(units, lambda optimizer: DistributedOptimizer(optimizer, comm))
     fit(ours, callbacks=[Broadcast(comm)])
     weights = [keras.ops.convert_to_numpy(w) for w in ours.weights]
-    for theirs in WORLD.allgather(weights)[:1]:
-        wrong = sum(not np.array_equal(a, b) for a, b in zip(weights, theirs, strict=True))
+    of_root = WORLD.bcast(weights)
+    wrong = sum(not np.array_equal(a, b) for a, b in zip(weights, of_root, strict=True))
     gradients = [np.ones(w.shape, w.dtype) for w in weights]
 
     def call() -> None:
@@ -139,7 +129,7 @@ def _measure(
     why_not = None
     if own is not None:
         with own():
-            theirs = _network(units, lambda optimizer: optimizer, sgd())
+            theirs = _network(units)
         try:
             keras_own_fit(theirs)
             contenders["own"] = lambda: keras_own_fit(theirs)
@@ -163,7 +153,7 @@ def _measure(
         "median_ms": {key: round(float(value), 3) for key, value in ms.items()},
         "ratio": round(float(ms["ringreduce"] / (ms["alone"] + ms["all_reduce"])), 3),
         "why not own": why_not,
-        "wrong": WORLD.allreduce(int(wrong)),
+        "wrong": WORLD.allreduce(wrong),
     }
 
 

@@ -19,7 +19,7 @@ def test_facts(mpi, backend, ranks):
 
 
 @pytest.mark.keras
-@pytest.mark.skipif("jax" not in BACKENDS, reason="needs JAX")
+@pytest.mark.jax
 @pytest.mark.parametrize("threads", ["", pytest.param("1", marks=pytest.mark.long)])
 def test_one_core_for_each_rank_is_enough_for_jax(mpi, threads):
     train, given = "tests.support.keras_pinned:train", {"KERAS_BACKEND": "jax", "NPROC": threads}

@@ -473,7 +473,8 @@ def _interned(path: FastPathState, text: Address, default: Address) -> Address:
         return text
     path.argument0 = text
     known = call_object(path.intern, address_of(path) + _ARGUMENTS, 1, 0)
-    let_go_of_object(known)  # the calls in the table keep theirs
+    if known:
+        let_go_of_object(known)  # the calls in the table keep theirs
     return known
 
 
