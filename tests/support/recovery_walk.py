@@ -112,6 +112,9 @@ class World(NamedTuple):
     when all is done ``("set", 0, step)``."""
 
 
+_GONE = Process(rank=-1, comm=-1, alive=False)
+
+
 def expected(step: int) -> Contents:
     """The contents after so many steps."""
     return (1,) * step * SAMPLES + (0,) * (STEPS - step) * SAMPLES
@@ -123,8 +126,25 @@ def added(values: Collection[Contents]) -> Contents:
 
 
 def _digest(world: World) -> bytes:
-    """Return what stands for a state among the known ones: millions of states would fill memory."""
-    return blake2b(repr(world).encode(), digest_size=16).digest()
+    """Return what stands for a state among the known ones: millions of states would fill memory.
+
+    What nobody reads any more is left out: most of a process that is gone, its file if no rank can
+    take it, and the communicators that only such processes have.
+    """
+    read = {*world.present, *world.newcomers, *world.lost, *world.kept, world.source}
+    used = {process.comm for process in world.processes if process.alive}
+    processes, files = list(world.processes), list(world.files)
+    for number, process in enumerate(world.processes):
+        if process.alive:
+            if process.at == "shrunk":
+                used.add(process.result)
+        elif number in read:
+            processes[number] = Process(process.rank, process.comm, process.at, alive=False)
+        else:
+            processes[number], files[number] = _GONE, File()
+    comms = [comm if number in used else None for number, comm in enumerate(world.comms)]
+    left = world._replace(processes=tuple(processes), files=tuple(files), comms=())
+    return blake2b(repr((left, comms)).encode(), digest_size=16).digest()
 
 
 @dataclass
@@ -167,6 +187,7 @@ class Walk:
     # --- memberships, which are not hashable ---
 
     def _text(self, members: Membership) -> str:
+        members.resize, members._cause, members._detected = None, "", (0.0, 0.0)  # for reports only
         text = repr(members)
         self._known.setdefault(text, members)
         return text
