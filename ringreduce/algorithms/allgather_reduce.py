@@ -15,12 +15,12 @@ from ringreduce.algorithms.non_power_of_two import ceil_log2
 from ringreduce.schedules.schedule import Chunks, Claim, Steps, copy_of, joined
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    moved = (len(group) - 1) * sum(sizes)
-    return Claim(ceil_log2(len(group)), moved, moved)
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    n, moved = len(group), (len(group) - 1) * sum(sizes)
+    return [Claim(ceil_log2(n), moved, moved)] * n
 
 
-@algorithm("all_reduce", "allgather_reduce", all_reduce_claim, one)
+@algorithm("all_reduce", "allgather_reduce", all_reduce_claims, one)
 def allgather_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Run Bruck's all-gather of every rank's copy of `chunks`, and fold all copies at its end.
 

@@ -13,17 +13,17 @@ from ringreduce.algorithms.non_power_of_two import ceil_log2
 from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
-def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    others = len(group) - 1
-    return Claim(ceil_log2(len(group)), others, others)
+def all_gather_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    n = len(group)
+    return [Claim(ceil_log2(n), n - 1, n - 1)] * n
 
 
-def all_to_all_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    hops = sum(way.bit_count() for way in range(len(group)))
-    return Claim(ceil_log2(len(group)), hops, hops)
+def all_to_all_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    n, hops = len(group), sum(way.bit_count() for way in range(len(group)))
+    return [Claim(ceil_log2(n), hops, hops)] * n
 
 
-@algorithm("all_gather", "bruck", all_gather_claim)
+@algorithm("all_gather", "bruck", all_gather_claims)
 def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k send to the rank 2^k places to the left all parts that are new to it.
 
@@ -40,7 +40,7 @@ def bruck_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) ->
         distance *= 2
 
 
-@algorithm("all_to_all", "bruck", all_to_all_claim)
+@algorithm("all_to_all", "bruck", all_to_all_claims)
 def bruck_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j by hops: in step k, of 2^k places.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 
 from ringreduce.schedules.check import check
@@ -45,8 +45,8 @@ class Algorithm:
 
     ``chunks[i]`` are the chunks of part i.
     """
-    claim: Callable[..., Claim]
-    """(group, me[, root], sizes) -> the claim of ``group[me]``."""
+    claims: Callable[..., Sequence[Claim]]
+    """(group[, root], sizes) -> the claim of each rank of the group."""
     parts: Callable[[int], int] | None = None
     """Number of ranks -> number of parts that the data are divided into; None: see `part_count`."""
     shape: Callable[[int], str] = lambda n: ""
@@ -68,6 +68,11 @@ class Algorithm:
         before, after = COLLECTIVES[self.collective]
         every = len(group), root, tuple(range(parts))
         place = (group.index(root),) if self.collective in ROOTED else ()
+
+        @cache
+        def claims() -> dict[int, Claim]:
+            return dict(zip(group, self.claims(group, *place, sizes), strict=True))
+
         return Schedule(
             collective=self.collective,
             algorithm=self.name + self.shape(len(group)),
@@ -76,32 +81,32 @@ class Algorithm:
             steps=lambda rank: self.steps(group, group.index(rank), *place, chunks),
             holds_before=lambda rank: held(before, rank, *every),
             holds_after=lambda rank: held(after, rank, *every),
-            claim=lambda rank: self.claim(group, group.index(rank), *place, sizes),
+            claim=lambda rank: claims()[rank],
         )
 
 
 def algorithm(
     collective: str,
     name: str,
-    claim: Callable[..., Claim] | None,
+    claims: Callable[..., Sequence[Claim]] | None,
     parts: Callable[[int], int] | None = None,
     shape: Callable[[int], str] = lambda n: "",
 ) -> Callable[[Callable[..., Steps]], Algorithm]:
     """Register a generator of steps under `name`.  `Algorithm` says what is passed.
 
-    If `claim` is None, schedules are proven before they run, and claim what their steps do.
+    If `claims` is None, schedules are proven before they run, and claim what their steps do.
     """
 
     def register(steps: Callable[..., Steps]) -> Algorithm:
-        made = Algorithm(collective, name, steps, claim or _unclaimed, parts, shape)
-        REGISTERED[collective, name] = made if claim else _proven(made)
+        made = Algorithm(collective, name, steps, claims or _unclaimed, parts, shape)
+        REGISTERED[collective, name] = made if claims else _proven(made)
         return made
 
     return register
 
 
-def _unclaimed(*given: object) -> Claim:
-    return Claim(0, 0, 0)
+def _unclaimed(group: Sequence[int], *given: object) -> list[Claim]:
+    return [Claim(0, 0, 0)] * len(group)
 
 
 def _proven(algorithm: Algorithm) -> Builder:

@@ -13,50 +13,60 @@ from collections.abc import Sequence
 
 from ringreduce.algorithms.definition import Sizes, algorithm, one
 from ringreduce.algorithms.star import star_gather
-from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    backwards,
+    in_turn,
+    joined,
+)
 
 
-def one_shot_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def one_shot_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     others, total = len(group) - 1, sum(sizes)
-    return Claim(int(others > 0), others * total, others * total)
+    return [Claim(int(others > 0), others * total, others * total)] * len(group)
 
 
-def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    others = len(group) - 1
-    return Claim(int(others > 0), sent=sum(sizes) - sizes[me], received=others * sizes[me])
+def reduce_scatter_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    others, total = len(group) - 1, sum(sizes)
+    return [Claim(int(others > 0), sent=total - size, received=others * size) for size in sizes]
 
 
-def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return reduce_scatter_claim(group, me, sizes).backwards()
+def all_gather_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return backwards(reduce_scatter_claims(group, sizes))
 
 
-def two_shot_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return reduce_scatter_claim(group, me, sizes) + all_gather_claim(group, me, sizes)
+def two_shot_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return in_turn(reduce_scatter_claims(group, sizes), all_gather_claims(group, sizes))
 
 
-def two_shot_reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+def two_shot_reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
     n = len(group)
     each, of_root = (2, 3) if n == 2 else (1, 1)
-    if me == root:
-        return Claim(2 * (n > 1), each * (n - 1), (of_root + each) * (n - 1))
-    return Claim(2, of_root + each * (n - 2) + each, each * (n - 1))
+    claims = [Claim(2, of_root + each * (n - 2) + each, each * (n - 1))] * n
+    claims[root] = Claim(2 * (n > 1), each * (n - 1), (of_root + each) * (n - 1))
+    return claims
 
 
-def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return Claim(int(len(group) > 1), sent=0, received=0)
+def barrier_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return [Claim(int(len(group) > 1), sent=0, received=0)] * len(group)
 
 
-def all_to_all_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_to_all_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     others = len(group) - 1
-    return Claim(int(others > 0), others, others)
+    return [Claim(int(others > 0), others, others)] * len(group)
 
 
-def pairwise_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def pairwise_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     others = len(group) - 1
-    return Claim(others, others, others)
+    return [Claim(others, others, others)] * len(group)
 
 
-@algorithm("all_reduce", "one_shot", one_shot_claim, one)
+@algorithm("all_reduce", "one_shot", one_shot_claims, one)
 def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all data to every rank, and fold the received values in rank order.
 
@@ -70,7 +80,7 @@ def one_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks])
         )
 
 
-@algorithm("reduce_scatter", "direct", reduce_scatter_claim)
+@algorithm("reduce_scatter", "direct", reduce_scatter_claims)
 def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send each rank its part; ``group[me]`` folds all n values of ``chunks[me]`` at once.
 
@@ -84,7 +94,7 @@ def direct_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks
         )
 
 
-@algorithm("all_gather", "direct", all_gather_claim)
+@algorithm("all_gather", "direct", all_gather_claims)
 def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send the own part to every rank.  One step; each rank receives (n-1)/n of the data."""
     others = _others(group, me)
@@ -95,7 +105,7 @@ def direct_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -
         )
 
 
-@algorithm("all_reduce", "two_shot", two_shot_claim)
+@algorithm("all_reduce", "two_shot", two_shot_claims)
 def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Direct reduce-scatter, then direct all-gather.
 
@@ -105,7 +115,7 @@ def two_shot_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks])
     yield from direct_all_gather.steps(group, me, chunks)
 
 
-@algorithm("reduce", "two_shot", two_shot_reduce_claim, lambda n: 5 if n == 2 else n)
+@algorithm("reduce", "two_shot", two_shot_reduce_claims, lambda n: 5 if n == 2 else n)
 def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Direct reduce-scatter, then a gather of the parts at the root.
 
@@ -119,13 +129,13 @@ def two_shot_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[C
     yield from star_gather.steps(group, me, root, parts)
 
 
-@algorithm("barrier", "direct", barrier_claim, lambda n: 0)
+@algorithm("barrier", "direct", barrier_claims, lambda n: 0)
 def direct_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send every rank an empty message, and wait for one of each.  One step; n-1 messages."""
     yield from direct_all_gather.steps(group, me, [()] * len(group))
 
 
-@algorithm("all_to_all", "direct", all_to_all_claim)
+@algorithm("all_to_all", "direct", all_to_all_claims)
 def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j, all at once.
 
@@ -140,7 +150,7 @@ def direct_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -
         )
 
 
-@algorithm("all_to_all", "pairwise", pairwise_claim)
+@algorithm("all_to_all", "pairwise", pairwise_claims)
 def pairwise_all_to_all(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Move ``chunks[i * n + j]`` from place i to place j, one message each way at a time.
 

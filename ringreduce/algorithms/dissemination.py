@@ -12,11 +12,11 @@ from ringreduce.algorithms.non_power_of_two import ceil_log2
 from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps
 
 
-def barrier_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return Claim(ceil_log2(len(group)), sent=0, received=0)
+def barrier_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return [Claim(ceil_log2(len(group)), sent=0, received=0)] * len(group)
 
 
-@algorithm("barrier", "dissemination", barrier_claim, lambda n: 0)
+@algorithm("barrier", "dissemination", barrier_claims, lambda n: 0)
 def dissemination_barrier(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k send an empty message to the rank 2^k places on; ceil(log2 n) steps.
 

@@ -20,35 +20,47 @@ from itertools import chain
 
 from ringreduce.algorithms.definition import Sizes, algorithm
 from ringreduce.algorithms.non_power_of_two import floor_log2
-from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, in_parallel
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    backwards,
+    in_parallel,
+)
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     n = len(group)
-    edges = sum(_child_count(n, number) + _has_parent(n, number) for number in _numbers(n, me))
-    return Claim(2 * floor_log2(n), edges, edges)
+    edges = [_child_count(n, number) + _has_parent(n, number) for number in range(1, n + 1)]
+    both = [edges[me] + edges[me - 1] for me in range(n)]
+    return [Claim(2 * floor_log2(n), moved, moved) for moved in both]
 
 
-def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
     others = len(group) - 1
     steps = 1 + floor_log2(others) if others else 0
-    if me == root:
-        return Claim(steps, sent=2 if others else 0, received=0)
-    numbers = _numbers(others, (me - root) % len(group) - 1)
-    return Claim(steps, sent=sum(_child_count(others, number) for number in numbers), received=2)
+    children = [_child_count(others, number) for number in range(1, others + 1)]
+    claims = [
+        Claim(steps, sent=children[place] + children[place - 1], received=2)
+        for place in range(others)
+    ]
+    claims.insert(0, Claim(steps, sent=2 if others else 0, received=0))
+    return [claims[(me - root) % len(group)] for me in range(len(group))]
 
 
-def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return broadcast_claim(group, me, root, sizes).backwards()
-
-
-def _numbers(n: int, place: int) -> tuple[int, int]:
-    """Return a place's numbers in the two trees of n ranks; numbers begin with 1."""
-    return place + 1, place or n
+def reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(broadcast_claims(group, root, sizes))
 
 
 def _child_count(n: int, number: int) -> int:
-    """Odd numbers are leaves; even numbers have two children, but n itself only one."""
+    """Return the children of a place's number in a tree; numbers begin with 1.
+
+    Odd numbers are leaves; even numbers have two children, but n itself only one.  In the second
+    tree a place has the number before.
+    """
     return 0 if number % 2 else 1 + (number < n)
 
 
@@ -60,7 +72,7 @@ def two(n: int) -> int:
     return 2
 
 
-@algorithm("all_reduce", "double_tree", all_reduce_claim, two)
+@algorithm("all_reduce", "double_tree", all_reduce_claims, two)
 def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce each half up its tree to the root, then broadcast the sum down the same tree.
 
@@ -73,7 +85,7 @@ def double_tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunk
     )
 
 
-@algorithm("broadcast", "double_tree", broadcast_claim, two)
+@algorithm("broadcast", "double_tree", broadcast_claims, two)
 def double_tree_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
@@ -86,7 +98,7 @@ def double_tree_broadcast(
     yield from in_parallel(*(_down(tree, group[me], half) for tree, half in halves))
 
 
-@algorithm("reduce", "double_tree", reduce_claim, two)
+@algorithm("reduce", "double_tree", reduce_claims, two)
 def double_tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `double_tree_broadcast` backwards: a rank adds its own value and its two children's.
 

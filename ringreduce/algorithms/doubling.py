@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.algorithms.definition import Sizes, algorithm, one
-from ringreduce.algorithms.non_power_of_two import floor_log2, in_pairs, in_pairs_claim
+from ringreduce.algorithms.non_power_of_two import floor_log2, in_pairs, in_pairs_claims
 from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    steps, total = floor_log2(len(group)), sum(sizes)
-    place = sorted(group).index(group[me])
-    return in_pairs_claim(len(group), place, total, Claim(steps, steps * total, steps * total))
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    n, steps, total = len(group), floor_log2(len(group)), sum(sizes)
+    claims = in_pairs_claims(n, total, Claim(steps, steps * total, steps * total))
+    of_rank = dict(zip(sorted(group), claims, strict=True))
+    return [of_rank[rank] for rank in group]
 
 
-@algorithm("all_reduce", "doubling", all_reduce_claim, one)
+@algorithm("all_reduce", "doubling", all_reduce_claims, one)
 def doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """In step k exchange sums with the rank whose place differs in bit k alone, and add.
 

@@ -10,44 +10,55 @@ ranks take part is in `non_power_of_two`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 from ringreduce.algorithms.definition import Sizes, algorithm
 from ringreduce.algorithms.non_power_of_two import (
-    Member,
     extra_steps,
     floor_log2,
     in_pairs,
-    in_pairs_claim,
+    in_pairs_claims,
     teams,
 )
-from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    backwards,
+    joined,
+)
 
 
-def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_gather_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     """Before step k a team holds one aligned block of the parts of 2^k teams, and sends it."""
     all_teams, total = teams(range(len(group))), sum(sizes)
-    team = next(i for i, places in enumerate(all_teams) if me in places)
-    first, last = all_teams[team][0], all_teams[team][-1]
+    before = [0, *accumulate(sum(sizes[place] for place in team) for team in all_teams)]
     steps = floor_log2(len(group)) + extra_steps(len(group))
-    to_first = 0 if first == last else total - sizes[first]
-    if me != last:
-        return Claim(steps, sent=sizes[first], received=to_first)
-    starts = [(team >> k << k, 1 << k) for k in range(floor_log2(len(all_teams)))]
-    blocks = [all_teams[at : at + length] for at, length in starts]
-    sent = sum(sizes[place] for block in blocks for places in block for place in places)
-    return Claim(steps, sent + to_first, received=total - sizes[last])
+    claims = []
+    for i, (*firsts, last) in enumerate(all_teams):
+        starts = [(i >> k << k, 1 << k) for k in range(floor_log2(len(all_teams)))]
+        sent = sum(before[at + length] - before[at] for at, length in starts)
+        for first in firsts:
+            sent += total - sizes[first]
+            claims.append(Claim(steps, sent=sizes[first], received=total - sizes[first]))
+        claims.append(Claim(steps, sent, received=total - sizes[last]))
+    return claims
 
 
-def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return all_gather_claim(group, me, sizes).backwards()
+def reduce_scatter_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return backwards(all_gather_claims(group, sizes))
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     n, moved = len(group), 2 * (len(sizes) - 1)
-    return in_pairs_claim(n, me, sum(sizes), Claim(2 * floor_log2(n), moved, moved))
+    return in_pairs_claims(n, sum(sizes), Claim(2 * floor_log2(n), moved, moved))
 
 
-@algorithm("reduce_scatter", "halving_doubling", reduce_scatter_claim)
+@algorithm("reduce_scatter", "halving_doubling", reduce_scatter_claims)
 def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Recursive halving: send half of the remaining parts, summing; end owning ``chunks[me]``.
 
@@ -66,7 +77,7 @@ def halving_reduce_scatter(group: Sequence[int], me: int, chunks: Sequence[Chunk
     )
 
 
-@algorithm("all_gather", "halving_doubling", all_gather_claim)
+@algorithm("all_gather", "halving_doubling", all_gather_claims)
 def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Recursive doubling: exchange all parts held with a partner, in each step twice as many.
 
@@ -85,7 +96,7 @@ def doubling_all_gather(group: Sequence[int], me: int, chunks: Sequence[Chunks])
     )
 
 
-@algorithm("all_reduce", "halving_doubling", all_reduce_claim, lambda n: 1 << floor_log2(n))
+@algorithm("all_reduce", "halving_doubling", all_reduce_claims, lambda n: 1 << floor_log2(n))
 def halving_doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Halve down to one of the p parts ``chunks`` for each rank, then double to the whole again.
 
@@ -94,7 +105,7 @@ def halving_doubling_all_reduce(group: Sequence[int], me: int, chunks: Sequence[
     """
 
     def core(ranks: Sequence[int], place: int) -> Steps:
-        order = _nearest_first(range(len(ranks)))
+        order = _nearest_first(len(ranks))
         ranks, place = [ranks[i] for i in order], order.index(place)
         yield from _halve(ranks, place, chunks)
         yield from _double(ranks, place, chunks)
@@ -135,11 +146,13 @@ def _all_but(chunks: Sequence[Chunks], i: int) -> Chunks:
     return joined((*chunks[:i], *chunks[i + 1 :]))
 
 
-def _nearest_first(members: Sequence[Member]) -> list[Member]:
-    """Reorder the members: two that end up half a list apart were neighbours, and so on down.
+@lru_cache(4)
+def _nearest_first(n: int) -> tuple[int, ...]:
+    """Reorder n places: two that end up half a list apart were neighbours, and so on down.
 
     So the longest messages go to the nearest ranks, and the chunks of each message are contiguous.
     """
-    if len(members) == 1:
-        return list(members)
-    return _nearest_first(members[::2]) + _nearest_first(members[1::2])
+    order: tuple[int, ...] = (0,)
+    while len(order) < n:
+        order = (*(2 * place for place in order), *(2 * place + 1 for place in order))
+    return order

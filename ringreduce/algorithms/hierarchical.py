@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from math import lcm
 
@@ -16,7 +17,15 @@ from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nod
 from ringreduce.algorithms.direct import direct_all_gather, direct_reduce_scatter
 from ringreduce.algorithms.halving_doubling import doubling_all_gather, halving_reduce_scatter
 from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, in_parallel, joined
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Schedule,
+    Steps,
+    in_parallel,
+    in_turn,
+    joined,
+)
 
 IN_NODE = {
     "ring": (ring_reduce_scatter, ring_all_gather),
@@ -24,6 +33,8 @@ IN_NODE = {
     "two_shot": (direct_reduce_scatter, direct_all_gather),
 }
 """All-reduce -> the reduce-scatter and the all-gather that it consists of."""
+
+_NOTHING = Claim(steps=0, sent=0, received=0)
 
 
 def cut_points(nodes: Nodes) -> list[int]:
@@ -43,9 +54,15 @@ def owned_shards(cuts: Sequence[int], node_size: int, local_rank: int) -> list[i
     return list(range(low, high))
 
 
+def owned_by_all(cuts: Sequence[int], node_size: int) -> list[list[int]]:
+    """Return the shards of each local rank."""
+    return [owned_shards(cuts, node_size, local_rank) for local_rank in range(node_size)]
+
+
 def hierarchical_all_reduce(
     nodes: Nodes,
     rank: int,
+    rails: Sequence[Sequence[int]],
     shards: Sequence[Sequence[Chunks]],
     reduce_scatter: Algorithm,
     all_reduce: Algorithm,
@@ -53,60 +70,70 @@ def hierarchical_all_reduce(
 ) -> Steps:
     """Run `reduce_scatter` in the node, `all_reduce` along each rail, `all_gather` in the node.
 
-    A rail is the owners of one shard, one rank of each node; ``shards[i]`` are the parts into which
-    the rail's algorithm divides shard i.  A rank on several rails takes their steps together.  The
-    steps are those of the three phases: with rings 2(s-1) + 2(H-1), on a node of s ranks, one of H
-    nodes.
+    ``rails[i]`` are the owners of shard i, as `rails_of` returns them; ``shards[i]`` are the parts
+    into which the rail's algorithm divides the shard.  A rank on several rails takes their steps
+    together.  The steps are those of the three phases: with rings 2(s-1) + 2(H-1), on a node of s
+    ranks, one of H nodes.
     """
     cuts = cut_points(nodes)
     here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
     me = list(node).index(rank)
-    owned = [owned_shards(cuts, len(node), local) for local in range(len(node))]
+    owned = owned_by_all(cuts, len(node))
     chunks = [joined(part for shard in mine for part in shards[shard]) for mine in owned]
 
     yield from reduce_scatter.steps(node, me, chunks)
     yield from in_parallel(
         *(
             all_reduce.steps(rail, here, shards[shard])
-            for shard, rail in rails(nodes)
+            for shard, rail in enumerate(rails)
             if rail[here] == rank
         )
     )
     yield from all_gather.steps(node, me, chunks)
 
 
-def rails(nodes: Nodes) -> list[tuple[int, list[int]]]:
-    """Return each shard with its rail: its owners, one rank of each node, in node order."""
+def rails_of(nodes: Nodes) -> list[list[int]]:
+    """Return the rail of each shard: its owners, one rank of each node, in node order."""
     cuts = cut_points(nodes)
+    owned = {size: owned_by_all(cuts, size) for size in set(map(len, nodes))}
     owners: list[list[int]] = [[] for _ in pairwise(cuts)]
     for node in nodes:
-        for local_rank, rank in enumerate(node):
-            for shard in owned_shards(cuts, len(node), local_rank):
+        for rank, shards in zip(node, owned[len(node)], strict=True):
+            for shard in shards:
                 owners[shard].append(rank)
-    return list(enumerate(owners))
+    return owners
 
 
-def all_reduce_claim(
+def all_reduce_claims(
     nodes: Nodes,
-    rank: int,
+    rails: Sequence[Sequence[int]],
     parts: int,
     reduce_scatter: Algorithm,
     all_reduce: Algorithm,
     all_gather: Algorithm,
-) -> Claim:
-    """Add the claims of the phases.  In the node every shard is `parts` chunks."""
-    here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
-    me, cuts = list(node).index(rank), cut_points(nodes)
-    sizes = [len(owned_shards(cuts, len(node), local)) * parts for local in range(len(node))]
-    along_rails = [
-        all_reduce.claim(rail, here, (1,) * parts) for _, rail in rails(nodes) if rail[here] == rank
-    ]
-    crossing = Claim(
-        along_rails[0].steps,
-        sent=sum(claim.sent for claim in along_rails),
-        received=sum(claim.received for claim in along_rails),
-    )
-    return reduce_scatter.claim(node, me, sizes) + crossing + all_gather.claim(node, me, sizes)
+) -> dict[int, Claim]:
+    """Return each rank's claim of the phases together.  In the node a shard is `parts` chunks.
+
+    What the ranks of a rail, or of nodes of one size, share is computed once.
+    """
+    cuts, crossing = cut_points(nodes), dict[int, Claim]()
+    for rail in rails:
+        for rank, claim in zip(rail, all_reduce.claims(rail, (1,) * parts), strict=True):
+            others = crossing.get(rank, _NOTHING)
+            moved = others.sent + claim.sent, others.received + claim.received
+            crossing[rank] = Claim(claim.steps, *moved)
+    in_node: dict[int, list[Claim]] = {}
+    for size in set(map(len, nodes)):
+        sizes = [len(shards) * parts for shards in owned_by_all(cuts, size)]
+        phases = (
+            algorithm.claims(range(size), sizes) for algorithm in (reduce_scatter, all_gather)
+        )
+        in_node[size] = in_turn(*phases)
+    return {
+        rank: claim + crossing[rank]
+        for node in nodes
+        for rank, claim in zip(node, in_node[len(node)], strict=True)
+    }
 
 
 def hierarchical(name: str, in_node: str, all_reduce: Algorithm) -> Builder:
@@ -121,16 +148,21 @@ def hierarchical(name: str, in_node: str, all_reduce: Algorithm) -> Builder:
         parts, cuts = all_reduce.part_count(len(nodes)), cut_points(nodes)
         lengths = [high - low for low, high in pairwise(cuts)]
         shards = [[(shard * parts + i,) for i in range(parts)] for shard in range(len(lengths))]
-        every = tuple(range(len(lengths) * parts))
+        every, rails = tuple(range(len(lengths) * parts)), rails_of(nodes)
+
+        @cache
+        def claims() -> dict[int, Claim]:
+            return all_reduce_claims(nodes, rails, parts, *phases)
+
         return Schedule(
             collective="all_reduce",
             algorithm=name,
             size=sum(map(len, nodes)),
             weights=tuple(length for length in lengths for _ in range(parts)),
-            steps=lambda rank: hierarchical_all_reduce(nodes, rank, shards, *phases),
+            steps=lambda rank: hierarchical_all_reduce(nodes, rank, rails, shards, *phases),
             holds_before=lambda rank: every,
             holds_after=lambda rank: every,
-            claim=lambda rank: all_reduce_claim(nodes, rank, parts, *phases),
+            claim=lambda rank: claims()[rank],
         )
 
     return build_hierarchical

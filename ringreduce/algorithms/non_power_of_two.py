@@ -52,14 +52,15 @@ def in_pairs(
     whether the receiver reduces it into its values.  Two steps more than the core takes, but no
     more if the number of ranks is a power of two.
     """
-    all_teams = teams(range(len(group)))
-    team = next(i for i, places in enumerate(all_teams) if me in places)
-    first, last = all_teams[team][0], all_teams[team][-1]
-    acting = core([group[places[-1]] for places in all_teams], team)
-    if len(all_teams) < len(group):
+    pairs = len(group) - (1 << floor_log2(len(group)))
+    team, first, last = me - pairs, me, me
+    if me < 2 * pairs:
+        team, first, last = me // 2, me - me % 2, me - me % 2 + 1
+    acting = core([*group[1 : 2 * pairs : 2], *group[2 * pairs :]], team)
+    if pairs:
         yield _transfer(group, me, first, last, hands_over(first), reduce[0])
     yield from acting if me == last else (Step() for _ in acting)
-    if len(all_teams) < len(group):
+    if pairs:
         yield _transfer(group, me, last, first, gets_back(first), reduce[1])
 
 
@@ -67,12 +68,12 @@ def extra_steps(n: int) -> int:
     return 0 if n == 1 << floor_log2(n) else 2
 
 
-def in_pairs_claim(n: int, me: int, total: int, core: Claim) -> Claim:
-    """Return the claim if a pair's first rank hands over all `total` chunks and gets all back."""
-    steps, paired = core.steps + extra_steps(n), me < 2 * (n - (1 << floor_log2(n)))
-    if paired and me % 2 == 0:
-        return Claim(steps, total, total)
-    return Claim(steps, core.sent + paired * total, core.received + paired * total)
+def in_pairs_claims(n: int, total: int, core: Claim) -> list[Claim]:
+    """Return the claims if a pair's first rank hands over all `total` chunks and gets all back."""
+    steps, pairs = core.steps + extra_steps(n), n - (1 << floor_log2(n))
+    first = Claim(steps, total, total)
+    last = Claim(steps, core.sent + total, core.received + total)
+    return [first, last] * pairs + [Claim(steps, core.sent, core.received)] * (n - 2 * pairs)
 
 
 def _transfer(

@@ -12,33 +12,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringreduce.algorithms.definition import Sizes, algorithm, one
-from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    backwards,
+    in_turn,
+    joined,
+)
 
 
-def reduce_scatter_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    total = sum(sizes)
-    return Claim(len(group) - 1, sent=total - sizes[me], received=total - sizes[me - 1])
+def reduce_scatter_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    total, steps = sum(sizes), len(group) - 1
+    return [Claim(steps, total - size, total - sizes[me - 1]) for me, size in enumerate(sizes)]
 
 
-def all_gather_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    total, right = sum(sizes), (me + 1) % len(group)
-    return Claim(len(group) - 1, sent=total - sizes[right], received=total - sizes[me])
+def all_gather_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    total, steps, to_the_right = sum(sizes), len(group) - 1, [*sizes[1:], *sizes[:1]]
+    return [
+        Claim(steps, total - right, total - size)
+        for size, right in zip(sizes, to_the_right, strict=True)
+    ]
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return reduce_scatter_claim(group, me, sizes) + all_gather_claim(group, me, sizes)
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return in_turn(reduce_scatter_claims(group, sizes), all_gather_claims(group, sizes))
 
 
-def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    last = (root - 1) % len(group)
-    return Claim(len(group) - 1, sent=int(me != last), received=int(me != root))
+def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    n, last = len(group), (root - 1) % len(group)
+    return [Claim(n - 1, sent=int(me != last), received=int(me != root)) for me in range(n)]
 
 
-def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return broadcast_claim(group, me, root, sizes).backwards()
+def reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(broadcast_claims(group, root, sizes))
 
 
-@algorithm("reduce_scatter", "ring", reduce_scatter_claim)
+@algorithm("reduce_scatter", "ring", reduce_scatter_claims)
 def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Send each part once round the ring, summing; ``ring[me]`` ends owning ``chunks[me]``.
 
@@ -54,7 +67,7 @@ def ring_reduce_scatter(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) 
         )
 
 
-@algorithm("all_gather", "ring", all_gather_claim)
+@algorithm("all_gather", "ring", all_gather_claims)
 def ring_all_gather(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Pass each part once round the ring, starting at its owner; every rank ends with all.
 
@@ -70,7 +83,7 @@ def ring_all_gather(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> S
         )
 
 
-@algorithm("all_reduce", "ring", all_reduce_claim)
+@algorithm("all_reduce", "ring", all_reduce_claims)
 def ring_all_reduce(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce-scatter ("scatter-reduce"), then all-gather, both round the same ring.
 
@@ -80,7 +93,7 @@ def ring_all_reduce(ring: Sequence[int], me: int, chunks: Sequence[Chunks]) -> S
     yield from ring_all_gather.steps(ring, me, chunks)
 
 
-@algorithm("broadcast", "ring", broadcast_claim, one)
+@algorithm("broadcast", "ring", broadcast_claims, one)
 def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Pass all chunks from neighbour to neighbour, starting at place `root`.
 
@@ -96,7 +109,7 @@ def ring_broadcast(ring: Sequence[int], me: int, root: int, chunks: Sequence[Chu
         )
 
 
-@algorithm("reduce", "ring", reduce_claim, one)
+@algorithm("reduce", "ring", reduce_claims, one)
 def ring_reduce(ring: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `ring_broadcast` backwards: each rank adds its value and passes the sum on to `root`.
 

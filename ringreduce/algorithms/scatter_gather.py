@@ -17,25 +17,25 @@ from collections.abc import Sequence
 from ringreduce.algorithms.definition import Sizes, algorithm
 from ringreduce.algorithms.ring import ring_all_gather, ring_reduce_scatter
 from ringreduce.algorithms.star import star_gather, star_scatter
-from ringreduce.schedules.schedule import Chunks, Claim, Step, Steps
+from ringreduce.schedules.schedule import Chunks, Claim, Step, Steps, backwards
 
 
-def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
     others = len(group) - 1
-    if me == root:
-        return Claim(others, sent=others, received=0)
-    return Claim(others, sent=others - 1, received=others)
+    claims = [Claim(others, sent=others - 1, received=others)] * len(group)
+    claims[root] = Claim(others, sent=others, received=0)
+    return claims
 
 
-def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return broadcast_claim(group, me, root, sizes).backwards()
+def reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(broadcast_claims(group, root, sizes))
 
 
 def each_other(n: int) -> int:
     return max(1, n - 1)
 
 
-@algorithm("broadcast", "scatter_all_gather", broadcast_claim, each_other)
+@algorithm("broadcast", "scatter_all_gather", broadcast_claims, each_other)
 def scatter_all_gather_broadcast(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:
@@ -51,7 +51,7 @@ def scatter_all_gather_broadcast(
         yield from (Step() for _ in ranks[2:])
 
 
-@algorithm("reduce", "reduce_scatter_gather", reduce_claim, each_other)
+@algorithm("reduce", "reduce_scatter_gather", reduce_claims, each_other)
 def reduce_scatter_gather_reduce(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]
 ) -> Steps:

@@ -19,28 +19,33 @@ from ringreduce.schedules.schedule import (
     Send,
     Step,
     Steps,
+    backwards,
     in_parallel,
     joined,
 )
 
 
-def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
+def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
     n = len(group)
-    return Claim(int(n > 1), sent=n - 1 if me == root else 0, received=int(me != root))
+    claims = [Claim(int(n > 1), sent=0, received=1)] * n
+    claims[root] = Claim(int(n > 1), sent=n - 1, received=0)
+    return claims
 
 
-def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return broadcast_claim(group, me, root, sizes).backwards()
+def reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(broadcast_claims(group, root, sizes))
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     n, servers = len(group), len(sizes)
-    serves = me in (server * n // servers for server in range(servers))
-    moved = servers - serves + serves * (n - 1)
-    return Claim(2 * (n > 1), moved, moved)
+    claims = [Claim(2 * (n > 1), servers, servers)] * n
+    for server in range(servers):
+        moved = servers - 1 + n - 1
+        claims[server * n // servers] = Claim(2 * (n > 1), moved, moved)
+    return claims
 
 
-@algorithm("scatter", "star", broadcast_claim)
+@algorithm("scatter", "star", broadcast_claims)
 def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send ``chunks[i]`` from the root to each place i.
 
@@ -53,7 +58,7 @@ def star_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
         yield Step(recvs=(Recv(group[root], chunks[me]),))
 
 
-@algorithm("gather", "star", reduce_claim)
+@algorithm("gather", "star", reduce_claims)
 def star_gather(
     group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks], reduce: bool = False
 ) -> Steps:
@@ -68,13 +73,13 @@ def star_gather(
         yield Step(sends=(Send(group[root], chunks[me]),))
 
 
-@algorithm("broadcast", "star", broadcast_claim, one)
+@algorithm("broadcast", "star", broadcast_claims, one)
 def star_broadcast(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks from the root to every rank.  One step; it sends the data n-1 times."""
     yield from star_scatter.steps(group, me, root, [joined(chunks)] * len(group))
 
 
-@algorithm("reduce", "star", reduce_claim, one)
+@algorithm("reduce", "star", reduce_claims, one)
 def star_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks from every rank to the root, which folds n values at once.
 
@@ -83,7 +88,7 @@ def star_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunk
     yield from star_gather.steps(group, me, root, [joined(chunks)] * len(group), reduce=True)
 
 
-@algorithm("all_reduce", "star", all_reduce_claim, one)
+@algorithm("all_reduce", "star", all_reduce_claims, one)
 def star_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce each of ``chunks`` on a server of its own, and broadcast the sums from there.
 

@@ -25,13 +25,13 @@ def torus_name(n: int) -> str:
     return f" of {rows} x {columns}" + (", which is the ring" if rows == 1 else "")
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
     rows, columns = torus_shape(len(group))
     moved = 2 * (len(group) - 1)
-    return Claim(2 * (columns - 1) + 2 * (rows - 1), sent=moved, received=moved)
+    return [Claim(2 * (columns - 1) + 2 * (rows - 1), moved, moved)] * len(group)
 
 
-@algorithm("all_reduce", "torus", all_reduce_claim, shape=torus_name)
+@algorithm("all_reduce", "torus", all_reduce_claims, shape=torus_name)
 def torus_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Ring reduce-scatter in the row, all-reduce in the column, all-gather in the row.
 

@@ -15,38 +15,54 @@ from typing import NamedTuple
 
 from ringreduce.algorithms.definition import Sizes, algorithm, one
 from ringreduce.algorithms.non_power_of_two import ceil_log2
-from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
+from ringreduce.schedules.schedule import (
+    Chunks,
+    Claim,
+    Recv,
+    Send,
+    Step,
+    Steps,
+    backwards,
+    in_turn,
+    joined,
+)
 
 
-def broadcast_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    children = ceil_log2(_responsible(len(group), me, root))
-    return Claim(ceil_log2(len(group)), sent=children, received=int(me != root))
+def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    n = len(group)
+    return [
+        Claim(ceil_log2(n), sent=ceil_log2(places), received=int(places < n))
+        for places in _responsible(n, root)
+    ]
 
 
-def reduce_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return broadcast_claim(group, me, root, sizes).backwards()
+def reduce_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(broadcast_claims(group, root, sizes))
 
 
-def all_reduce_claim(group: Sequence[int], me: int, sizes: Sizes) -> Claim:
-    return reduce_claim(group, me, 0, sizes) + broadcast_claim(group, me, 0, sizes)
+def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:
+    return in_turn(reduce_claims(group, 0, sizes), broadcast_claims(group, 0, sizes))
 
 
-def scatter_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    places = _responsible(len(group), me, root)
-    return Claim(ceil_log2(len(group)), sent=places - 1, received=0 if me == root else places)
+def scatter_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    n = len(group)
+    return [
+        Claim(ceil_log2(n), sent=places - 1, received=places if places < n else 0)
+        for places in _responsible(n, root)
+    ]
 
 
-def gather_claim(group: Sequence[int], me: int, root: int, sizes: Sizes) -> Claim:
-    return scatter_claim(group, me, root, sizes).backwards()
+def gather_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:
+    return backwards(scatter_claims(group, root, sizes))
 
 
-def _responsible(n: int, me: int, root: int) -> int:
-    """Return for how many places this place is responsible: its lowest bit, at most to the end."""
-    place = (me - root) % n
-    return min(place & -place, n - place) if place else n
+def _responsible(n: int, root: int) -> list[int]:
+    """Return for how many places each is responsible: its lowest bit, at most to the end."""
+    counted = ((me - root) % n for me in range(n))
+    return [min(place & -place, n - place) if place else n for place in counted]
 
 
-@algorithm("broadcast", "tree", broadcast_claim, one)
+@algorithm("broadcast", "tree", broadcast_claims, one)
 def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Send all chunks to the rank half the group away; then repeat in both halves.
 
@@ -60,7 +76,7 @@ def tree_broadcast(group: Sequence[int], me: int, root: int, chunks: Sequence[Ch
         )
 
 
-@algorithm("reduce", "tree", reduce_claim, one)
+@algorithm("reduce", "tree", reduce_claims, one)
 def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `tree_broadcast` backwards: add the values of the children, send the sum to the parent.
 
@@ -74,7 +90,7 @@ def tree_reduce(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunk
         )
 
 
-@algorithm("all_reduce", "tree", all_reduce_claim, one)
+@algorithm("all_reduce", "tree", all_reduce_claims, one)
 def tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> Steps:
     """Reduce to the first place, then broadcast from there.
 
@@ -84,7 +100,7 @@ def tree_all_reduce(group: Sequence[int], me: int, chunks: Sequence[Chunks]) -> 
     yield from tree_broadcast.steps(group, me, 0, chunks)
 
 
-@algorithm("scatter", "tree", scatter_claim)
+@algorithm("scatter", "tree", scatter_claims)
 def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Move the root's ``chunks[i]`` to place i: a child receives those of all its places.
 
@@ -98,7 +114,7 @@ def tree_scatter(group: Sequence[int], me: int, root: int, chunks: Sequence[Chun
         )
 
 
-@algorithm("gather", "tree", gather_claim)
+@algorithm("gather", "tree", gather_claims)
 def tree_gather(group: Sequence[int], me: int, root: int, chunks: Sequence[Chunks]) -> Steps:
     """Run `tree_scatter` backwards: ``chunks[i]`` of place i go to the root.
 

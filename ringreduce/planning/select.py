@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config, Memory
 from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.cost import price
+from ringreduce.schedules.formula import at_least, at_least_of_steps, estimate
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.system.topology import Nodes
 
@@ -76,6 +79,14 @@ With more slices the pipeline is full, and time grows with bytes alone.
 """
 _TIE = 0.02
 """Candidates within this fraction of the lowest prediction count as equally fast."""
+MOST_SIMULATED = 16
+"""The most ranks among which algorithms are simulated.  Among more a formula prices them."""
+_ONLY_SIMULATED = {
+    "all_reduce": ("allgather_reduce", "tree", "double_tree", "torus", "star"),
+    "broadcast": ("ring", "double_tree"),
+    "reduce": ("ring", "double_tree"),
+}
+"""Algorithms that the formula does not fit: among many ranks they run by name alone."""
 _DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise")
 """Algorithms in which a rank exchanges messages with all others."""
 MOST_DIRECT = 32
@@ -95,9 +106,14 @@ class Choice:
     algorithm: str
     """The algorithm that is taken."""
     predicted_s: Mapping[str, float]
-    """Candidate -> predicted seconds.  The candidates are in the order of the list."""
+    """Candidate -> predicted seconds.  The candidates are in the order of the list.
+
+    Among more than 16 ranks, a candidate whose steps and bytes alone take longer is left out.
+    """
     transport: str
     """How the ranks exchange data: ``"shm"``, through shared memory, or ``"mpi"``, by messages."""
+    more_than_s: Mapping[str, float] = field(default_factory=dict)
+    """Candidate that is not in `predicted_s` -> seconds that its steps and bytes alone take."""
 
     @property
     def cheapest(self) -> str:
@@ -114,7 +130,8 @@ class Choice:
         """Why the algorithm is taken, such as: the cheapest."""
         if self.is_tie:
             return f"the first in the list within {100 * _TIE:.0f} % of the cheapest"
-        return "the cheapest" if len(self.predicted_s) > 1 else "the only candidate"
+        others = len(self.predicted_s) + len(self.more_than_s) > 1
+        return "the cheapest" if others else "the only candidate"
 
     def __str__(self) -> str:
         how = {"shm": "through shared memory", "mpi": "by messages"}[self.transport]
@@ -204,7 +221,8 @@ def candidates(
     """Return the algorithms to price for these nodes; the first of equally fast ones is taken.
 
     Direct algorithms are left out among many ranks: they are slow there, and take longest to price.
-    A gather or scatter keeps its star, which has n-1 messages in all.  On several nodes the
+    A gather or scatter keeps its star, which has n-1 messages in all.  Among more than 16 ranks,
+    those that the formula does not fit are left out, too.  On several nodes the
     hierarchical algorithm comes first; on one node it is left out.  If the ranks of one node share
     `memory`, direct algorithms come first.  If they share cores too, or if they are two, a reduce
     has one algorithm, which depends on `nbytes` alone: a further step of crowded ranks takes far
@@ -216,7 +234,10 @@ def candidates(
     names = list(ALGORITHMS[collective])
     if collective == "barrier" and memory is None:
         names.remove("direct")
-    if sum(map(len, nodes)) > MOST_DIRECT and collective not in ("gather", "scatter"):
+    ranks = sum(map(len, nodes))
+    if ranks > MOST_SIMULATED:
+        names = [name for name in names if name not in _ONLY_SIMULATED.get(collective, ())]
+    if ranks > MOST_DIRECT and collective not in ("gather", "scatter"):
         names = [name for name in names if name not in _DIRECT]
     if len(nodes) == 1 and memory is not None:
         names.sort(key=lambda name: name not in _DIRECT)
@@ -237,14 +258,42 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     """
     names = candidates(collective, nodes, config.memory, nbytes)
     priced = priced_bytes(nbytes)
-    predicted = {name: predict(collective, name, nodes, priced, config) for name in names}
+    if sum(map(len, nodes)) > MOST_SIMULATED:
+        predicted, more_than = _estimated(collective, names, nodes, priced, config)
+    else:
+        predicted = {name: predict(collective, name, nodes, priced, config) for name in names}
+        more_than = {}
     transport = "mpi" if config.memory is None else "shm"
-    return Choice(collective, nbytes, _equally_fast(predicted)[0], predicted, transport)
+    taken = _equally_fast(predicted)[0]
+    return Choice(collective, nbytes, taken, predicted, transport, more_than)
+
+
+def _estimated(
+    collective: str, names: Sequence[str], nodes: Nodes, nbytes: int, config: Config
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the prices of candidates, and the lower bounds of those that need no price."""
+    schedules = {name: build(collective, name, nodes) for name in names}
+    bounds = {
+        name: _seconds(at_least, schedule, nodes, nbytes, config)
+        for name, schedule in schedules.items()
+    }
+    found: dict[str, float] = {}
+    for name in sorted(names, key=bounds.__getitem__):
+        enough, call = _enough(found), (schedules[name], nodes, nbytes, config)
+        if found and bounds[name] <= enough:
+            bounds[name] = _seconds(at_least_of_steps, *call)
+        if bounds[name] <= enough:
+            found[name] = _seconds(estimate, *call)
+    predicted = {name: found[name] for name in names if name in found}
+    return predicted, {name: bounds[name] for name in names if name not in found}
 
 
 def _equally_fast(predicted_s: Mapping[str, float]) -> list[str]:
-    enough = min(predicted_s.values()) * (1 + _TIE)
-    return [name for name, seconds in predicted_s.items() if seconds <= enough]
+    return [name for name, seconds in predicted_s.items() if seconds <= _enough(predicted_s)]
+
+
+def _enough(predicted_s: Mapping[str, float]) -> float:
+    return min(predicted_s.values(), default=inf) * (1 + _TIE)
 
 
 def priced_bytes(nbytes: int) -> int:
@@ -254,17 +303,29 @@ def priced_bytes(nbytes: int) -> int:
 
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
     """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
-    schedule, profile = build(collective, algorithm, nodes), config.profile
+    schedule = build(collective, algorithm, nodes)
+    # The claims of a user's algorithm are its steps, which may be out of step with each other.
+    fits = schedule.size > MOST_SIMULATED and not schedule.digest
+    if fits and set(re.findall(r"\w+", algorithm)).isdisjoint(_ONLY_SIMULATED.get(collective, ())):
+        return _seconds(estimate, schedule, nodes, nbytes, config)
+    return _seconds(price, schedule, nodes, nbytes, config)
+
+
+def _seconds(
+    model: Callable[..., float], schedule: Schedule, nodes: Nodes, nbytes: int, config: Config
+) -> float:
+    """Return the seconds of a call by `model`, which has the parameters of `price`."""
+    profile = config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)
     in_flight = slices_in_flight(nodes, config)
     if config.memory is not None and in_flight == 1:
-        return price(schedule, nodes, nbytes, profile)  # the model has no term for caches
+        return model(schedule, nodes, nbytes, profile)  # the model has no term for caches
     slices = slice_count(schedule, nbytes, nodes, config)
     if in_flight == 1:
-        return slices * price(schedule, nodes, nbytes / slices, profile)
+        return slices * model(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)
-    return price(schedule, nodes, nbytes, profile, slices=priced, in_flight=in_flight)
+    return model(schedule, nodes, nbytes, profile, slices=priced, in_flight=in_flight)
 
 
 def resolve(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> str:

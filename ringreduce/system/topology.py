@@ -57,13 +57,14 @@ def parse_nodes(
     is on exactly one node; its text begins with `where`.
     """
     groups: list[tuple[int, ...]] = []
+    start = 0
     try:
         for node in nodes:
             if isinstance(node, Iterable):
                 groups.append(tuple(map(operator.index, node)))
             else:
-                start = sum(map(len, groups))
                 groups.append(tuple(range(start, start + operator.index(node))))
+            start += len(groups[-1])
     except TypeError:  # not whole numbers, or no sequence: no rank is placed
         groups.clear()
     if sorted(rank for group in groups for rank in group) != list(range(size)) or not all(groups):

@@ -253,8 +253,8 @@ MUTATIONS = [
     Mutation(
         "one-rail-only",
         "algorithms/hierarchical.py",
-        "for shard, rail in rails(nodes)",
-        "for shard, rail in rails(nodes)[:1]",
+        "for shard, rail in enumerate(rails)",
+        "for shard, rail in enumerate(rails[:1])",
         "Nodes exchange the first shard and keep the others to themselves.",
     ),
     # --- the transports ---

@@ -1,0 +1,195 @@
+"""Price a schedule among many ranks by a formula, from the steps of one node of each kind.
+
+Nodes are of one kind if their ranks have the same claims.  On one node, ranks are of one kind if
+they have the same claim.  The model has the links, ports and cores of `cost`, but all ranks enter a
+step together:
+
+- A step takes as long as its busiest port, then the latency of that port's link, then the fold of
+  the busiest core.  One slice takes the sum of all steps.  If nodes of one kind take fewer steps
+  than others, they begin later and end earlier, alike.
+- Slices overlap.  They take as long as the busiest resource works for all of them, and once the
+  steps that do not use it.  But no more than `in_flight` slices are under way at once.
+- Of a node of more than 16 ranks, 16 stand for all: the first, the last, and 14 between them.
+- A resource is the port of a node, the port of a rank, or a core.  If kinds wait for each other in
+  each step, a slice occupies it for the sum of the busiest of each step.  If kinds never wait, for
+  the busiest sum of a kind.  The formula takes the geometric mean of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from math import ceil, sqrt
+from typing import NamedTuple
+
+from ringreduce.schedules.cost import Profile
+from ringreduce.schedules.schedule import Schedule
+
+
+class _Load(NamedTuple):
+    """The seconds of one step for which resources are busy, the busiest of each sort."""
+
+    crossing_s: float
+    """A node's port out, or into it, between nodes."""
+    inside_s: float
+    """A rank's port out, or into it, inside its node."""
+    fold_s: float
+    """A core."""
+
+
+_IDLE = _Load(0.0, 0.0, 0.0)
+_STAND_INS = 16
+"""The most ranks of a node whose steps are made."""
+
+
+def estimate(
+    schedule: Schedule,
+    nodes: Sequence[Sequence[int]],
+    nbytes: float,
+    profile: Profile,
+    *,
+    slices: int = 1,
+    in_flight: int = 4,
+) -> float:
+    """Return about the seconds that `cost.price` returns for the same arguments.
+
+    It takes time for the steps of few ranks alone.  The schedule must have claims, and no copies.
+    """
+    chunk_bytes = _chunk_bytes(schedule, nbytes / slices)
+    kinds = [
+        _loads(schedule, _stand_ins(ranks), inside, chunk_bytes, profile)
+        for ranks, inside in _kinds(schedule, nodes)
+    ]
+    longest = max(map(len, kinds))
+    steps = [
+        _Load(*map(max, zip(*loads, strict=True)))
+        for loads in zip(*(_centred(kind, longest) for kind in kinds), strict=True)
+    ]
+    seconds = [_step_s(load, profile) for load in steps]
+    if slices == 1 or not steps:
+        return sum(seconds)
+    together = [sum(each) for each in zip(*steps, strict=True)]
+    of_kinds = [[sum(each) for each in zip(*kind, strict=True)] for kind in kinds]
+    alone = [max(each) for each in zip(*of_kinds, strict=True)]
+    busy = [sqrt(most * least) for most, least in zip(together, alone, strict=True)]
+    busiest = busy.index(max(busy))
+    apart = sum(s for s, load in zip(seconds, steps, strict=True) if not load[busiest])
+    return max(apart + slices * busy[busiest], ceil(slices / in_flight) * sum(seconds))
+
+
+def at_least(
+    schedule: Schedule,
+    nodes: Sequence[Sequence[int]],
+    nbytes: float,
+    profile: Profile,
+    *,
+    slices: int = 1,
+    in_flight: int = 4,
+) -> float:
+    """Return a lower bound of `estimate`, from the claim of rank 0 alone: steps and bytes.
+
+    The links are as fast as the fastest, and chunks are as short as the shortest.
+    """
+    links = [profile.in_node] * any(len(node) > 1 for node in nodes)
+    links += [profile.between_nodes] * (len(nodes) > 1)
+    alpha_s = min((link.alpha_s for link in links), default=0.0)
+    beta_s = min((link.beta_s_per_byte for link in links), default=0.0)
+    claim = schedule.claim(0)
+    moved = max(claim.received, 0 if profile.in_node.receiver_copies else claim.sent)
+    moved_bytes = moved * min(_chunk_bytes(schedule, nbytes / slices), default=0.0)
+    return ceil(slices / in_flight) * (claim.steps * alpha_s + moved_bytes * beta_s)
+
+
+def at_least_of_steps(
+    schedule: Schedule,
+    nodes: Sequence[Sequence[int]],
+    nbytes: float,
+    profile: Profile,
+    *,
+    slices: int = 1,
+    in_flight: int = 4,
+) -> float:
+    """Return a higher bound than `at_least`, from the steps of rank 0 alone."""
+    node = next(node for node in nodes if 0 in node)
+    loads = _loads(schedule, [(0, 1)], node, _chunk_bytes(schedule, nbytes / slices), profile)
+    return ceil(slices / in_flight) * sum(_step_s(load, profile) for load in loads)
+
+
+def _chunk_bytes(schedule: Schedule, nbytes: float) -> list[float]:
+    scale = nbytes / (sum(schedule.weights) or 1)
+    return [weight * scale for weight in schedule.weights]
+
+
+def _kinds(
+    schedule: Schedule, nodes: Sequence[Sequence[int]]
+) -> list[tuple[Sequence[int], Collection[int]]]:
+    """Return the ranks of the first node of each kind, and the ranks inside their node."""
+    alike: dict[object, tuple[Sequence[int], Collection[int]]] = {}
+    if len(nodes) == 1:
+        everybody = range(schedule.size)
+        for rank in nodes[0]:
+            alike.setdefault(schedule.claim(rank), ((rank,), everybody))
+    else:
+        for node in nodes:
+            alike.setdefault(
+                tuple([schedule.claim(rank) for rank in node]), (node, frozenset(node))
+            )
+    return list(alike.values())
+
+
+def _stand_ins(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the ranks whose steps are made, and how many ranks each of them stands for."""
+    if len(ranks) <= _STAND_INS:
+        return [(rank, 1) for rank in ranks]
+    groups, inner = _STAND_INS - 2, len(ranks) - 2
+    cuts = [1 + inner * i // groups for i in range(groups + 1)]
+    between = [(ranks[(start + stop) // 2], stop - start) for start, stop in pairwise(cuts)]
+    return [(ranks[0], 1), *between, (ranks[-1], 1)]
+
+
+def _loads(
+    schedule: Schedule,
+    ranks: Sequence[tuple[int, int]],
+    inside: Collection[int],
+    chunk_bytes: Sequence[float],
+    profile: Profile,
+) -> list[_Load]:
+    """Return the load of each step of a node, or of a rank of the only node, by its stand-ins."""
+    steps = [list(schedule.steps(rank)) for rank, _ in ranks]
+    count, bytes_of = max(map(len, steps)), chunk_bytes.__getitem__
+    out_s, in_s, inside_s, folded = ([0.0] * count for _ in range(4))
+    link, between = profile.in_node, profile.between_nodes
+    for (_, alike), of_rank in zip(ranks, steps, strict=True):
+        for i, step in enumerate(of_rank):
+            rank_out_s = rank_in_s = reduced = 0.0
+            for send in step.sends:
+                nbytes = sum(map(bytes_of, send.chunks))
+                if send.peer not in inside:
+                    out_s[i] += alike * (between.message_s + nbytes * between.beta_s_per_byte)
+                elif not link.receiver_copies:
+                    rank_out_s += link.message_s + nbytes * link.beta_s_per_byte
+            for recv in step.recvs:
+                nbytes = sum(map(bytes_of, recv.chunks))
+                if recv.peer not in inside:
+                    in_s[i] += alike * (between.message_s + nbytes * between.beta_s_per_byte)
+                else:
+                    rank_in_s += link.message_s + nbytes * link.beta_s_per_byte
+                if recv.reduce:
+                    reduced += nbytes
+            inside_s[i] = max(inside_s[i], rank_out_s, rank_in_s)
+            folded[i] = max(folded[i], reduced)
+    gamma = profile.gamma_s_per_byte
+    return [
+        _Load(max(out, into), in_node, nbytes * gamma)
+        for out, into, in_node, nbytes in zip(out_s, in_s, inside_s, folded, strict=True)
+    ]
+
+
+def _centred(loads: list[_Load], longest: int) -> list[_Load]:
+    before = (longest - len(loads)) // 2
+    return [_IDLE] * before + loads + [_IDLE] * (longest - len(loads) - before)
+
+
+def _step_s(load: _Load, profile: Profile) -> float:
+    crossing_s = load.crossing_s and load.crossing_s + profile.between_nodes.alpha_s
+    return max(crossing_s, load.inside_s and load.inside_s + profile.in_node.alpha_s) + load.fold_s
