@@ -11,6 +11,7 @@ from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config, Memory
 from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
+from ringreduce.schedules.collectives import ROOTED
 from ringreduce.schedules.cost import price
 from ringreduce.schedules.formula import at_least, at_least_of_steps, estimate
 from ringreduce.schedules.schedule import Schedule
@@ -87,10 +88,20 @@ _ONLY_SIMULATED = {
     "reduce": ("ring", "double_tree"),
 }
 """Algorithms that the formula does not fit: among many ranks they run by name alone."""
+_FEW_MESSAGES, _MOST_OF_FEW = ("tree", "star"), 256
+"""Algorithms of rooted collectives that are simulated among more ranks, up to the second number.
+
+They have n-1 messages.  Not all ranks take part in a step, so the formula is up to 3.7 times too
+high for short arrays.
+"""
 _DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise")
 """Algorithms in which a rank exchanges messages with all others."""
 MOST_DIRECT = 32
 """The most ranks for which the direct algorithms are priced."""
+
+
+_Model = Callable[..., float]
+"""A function with the parameters of `price`."""
 
 
 @dataclass(frozen=True)
@@ -273,15 +284,21 @@ def _estimated(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the prices of candidates, and the lower bounds of those that need no price."""
     schedules = {name: build(collective, name, nodes) for name in names}
-    bounds = {
-        name: _seconds(at_least, schedule, nodes, nbytes, config)
-        for name, schedule in schedules.items()
+    models = {name: _model(schedules[name], name) for name in names}
+    found = {
+        name: _seconds(price, schedules[name], nodes, nbytes, config)
+        for name in names
+        if models[name] is price
     }
-    found: dict[str, float] = {}
-    for name in sorted(names, key=bounds.__getitem__):
+    bounds = {
+        name: _seconds(at_least, schedules[name], nodes, nbytes, config)
+        for name in names
+        if name not in found
+    }
+    for name in sorted(bounds, key=bounds.__getitem__):
         enough, call = _enough(found), (schedules[name], nodes, nbytes, config)
         if found and bounds[name] <= enough:
-            bounds[name] = _seconds(at_least_of_steps, *call)
+            bounds[name] = max(bounds[name], _seconds(at_least_of_steps, *call))
         if bounds[name] <= enough:
             found[name] = _seconds(estimate, *call)
     predicted = {name: found[name] for name in names if name in found}
@@ -304,17 +321,22 @@ def priced_bytes(nbytes: int) -> int:
 def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: Config) -> float:
     """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
     schedule = build(collective, algorithm, nodes)
-    # The claims of a user's algorithm are its steps, which may be out of step with each other.
-    fits = schedule.size > MOST_SIMULATED and not schedule.digest
-    if fits and set(re.findall(r"\w+", algorithm)).isdisjoint(_ONLY_SIMULATED.get(collective, ())):
-        return _seconds(estimate, schedule, nodes, nbytes, config)
-    return _seconds(price, schedule, nodes, nbytes, config)
+    return _seconds(_model(schedule, algorithm), schedule, nodes, nbytes, config)
 
 
-def _seconds(
-    model: Callable[..., float], schedule: Schedule, nodes: Nodes, nbytes: int, config: Config
-) -> float:
-    """Return the seconds of a call by `model`, which has the parameters of `price`."""
+def _model(schedule: Schedule, algorithm: str) -> _Model:
+    """Return the model that prices the schedule: the simulation, or the formula for many ranks."""
+    parts, rooted = set(re.findall(r"\w+", algorithm)), schedule.collective in ROOTED
+    few = rooted and schedule.size <= _MOST_OF_FEW and algorithm in _FEW_MESSAGES
+    unfit = not parts.isdisjoint(_ONLY_SIMULATED.get(schedule.collective, ()))
+    # A user's algorithm claims nothing: its claims are counted from the steps of all ranks.
+    unclaimed = bool(schedule.digest)
+    simulated = schedule.size <= MOST_SIMULATED or few or unfit or unclaimed
+    return price if simulated else estimate
+
+
+def _seconds(model: _Model, schedule: Schedule, nodes: Nodes, nbytes: int, config: Config) -> float:
+    """Return the seconds of a call by `model`."""
     profile = config.profile
     if config.memory is not None:
         profile = profile.of_memory(config.memory.crowded)

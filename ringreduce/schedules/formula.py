@@ -1,15 +1,15 @@
 """Price a schedule among many ranks by a formula, from the steps of one node of each kind.
 
-Nodes are of one kind if their ranks have the same claims.  On one node, ranks are of one kind if
-they have the same claim.  The model has the links, ports and cores of `cost`, but all ranks enter a
-step together:
+Nodes are of one kind if their ranks have the same claims; on one node, ranks are.  If the ranks
+have few steps and chunks, more nodes of each kind are sampled.  The links, ports and cores are
+those of `cost`, but all ranks enter a step together:
 
 - A step takes as long as its busiest port, then the latency of that port's link, then the fold of
   the busiest core.  One slice takes the sum of all steps.  If nodes of one kind take fewer steps
   than others, they begin later and end earlier, alike.
 - Slices overlap.  They take as long as the busiest resource works for all of them, and once the
   steps that do not use it.  But no more than `in_flight` slices are under way at once.
-- Of a node of more than 16 ranks, 16 stand for all: the first, the last, and 14 between them.
+- In a node of more than 16 ranks, some stand for others that have the same claim.
 - A resource is the port of a node, the port of a rank, or a core.  If kinds wait for each other in
   each step, a slice occupies it for the sum of the busiest of each step.  If kinds never wait, for
   the busiest sum of a kind.  The formula takes the geometric mean of both.
@@ -17,13 +17,14 @@ step together:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from math import ceil, sqrt
 from typing import NamedTuple
 
 from ringreduce.schedules.cost import Profile
-from ringreduce.schedules.schedule import Schedule
+from ringreduce.schedules.schedule import Claim, Schedule
 
 
 class _Load(NamedTuple):
@@ -38,8 +39,12 @@ class _Load(NamedTuple):
 
 
 _IDLE = _Load(0.0, 0.0, 0.0)
+_MADE = 1 << 13
+"""About the most steps and chunks that are made for nodes of one kind, unless one node has more."""
 _STAND_INS = 16
-"""The most ranks of a node whose steps are made."""
+"""The ranks of a node whose steps are made, however many steps and chunks they have."""
+_StandIns = list[tuple[int, int]]
+"""Ranks whose steps are made, and how many ranks each of them stands for."""
 
 
 def estimate(
@@ -57,8 +62,8 @@ def estimate(
     """
     chunk_bytes = _chunk_bytes(schedule, nbytes / slices)
     kinds = [
-        _loads(schedule, _stand_ins(ranks), inside, chunk_bytes, profile)
-        for ranks, inside in _kinds(schedule, nodes)
+        _loads(schedule, ranks, inside, chunk_bytes, profile)
+        for ranks, inside in _sampled(schedule, nodes)
     ]
     longest = max(map(len, kinds))
     steps = [
@@ -86,7 +91,7 @@ def at_least(
     slices: int = 1,
     in_flight: int = 4,
 ) -> float:
-    """Return a lower bound of `estimate`, from the claim of rank 0 alone: steps and bytes.
+    """Return a lower bound of `estimate`, from the steps and chunks that the first rank claims.
 
     The links are as fast as the fastest, and chunks are as short as the shortest.
     """
@@ -94,7 +99,7 @@ def at_least(
     links += [profile.between_nodes] * (len(nodes) > 1)
     alpha_s = min((link.alpha_s for link in links), default=0.0)
     beta_s = min((link.beta_s_per_byte for link in links), default=0.0)
-    claim = schedule.claim(0)
+    claim = schedule.claim(nodes[0][0])
     moved = max(claim.received, 0 if profile.in_node.receiver_copies else claim.sent)
     moved_bytes = moved * min(_chunk_bytes(schedule, nbytes / slices), default=0.0)
     return ceil(slices / in_flight) * (claim.steps * alpha_s + moved_bytes * beta_s)
@@ -109,9 +114,9 @@ def at_least_of_steps(
     slices: int = 1,
     in_flight: int = 4,
 ) -> float:
-    """Return a higher bound than `at_least`, from the steps of rank 0 alone."""
-    node = next(node for node in nodes if 0 in node)
-    loads = _loads(schedule, [(0, 1)], node, _chunk_bytes(schedule, nbytes / slices), profile)
+    """Return another lower bound of `estimate`, from the steps of the first rank alone."""
+    chunk_bytes, first = _chunk_bytes(schedule, nbytes / slices), [(nodes[0][0], 1)]
+    loads = _loads(schedule, first, nodes[0], chunk_bytes, profile)
     return ceil(slices / in_flight) * sum(_step_s(load, profile) for load in loads)
 
 
@@ -120,36 +125,45 @@ def _chunk_bytes(schedule: Schedule, nbytes: float) -> list[float]:
     return [weight * scale for weight in schedule.weights]
 
 
-def _kinds(
+def _sampled(
     schedule: Schedule, nodes: Sequence[Sequence[int]]
-) -> list[tuple[Sequence[int], Collection[int]]]:
-    """Return the ranks of the first node of each kind, and the ranks inside their node."""
-    alike: dict[object, tuple[Sequence[int], Collection[int]]] = {}
-    if len(nodes) == 1:
-        everybody = range(schedule.size)
-        for rank in nodes[0]:
-            alike.setdefault(schedule.claim(rank), ((rank,), everybody))
-    else:
-        for node in nodes:
-            alike.setdefault(
-                tuple([schedule.claim(rank) for rank in node]), (node, frozenset(node))
-            )
-    return list(alike.values())
+) -> Iterator[tuple[_StandIns, Collection[int]]]:
+    """Yield the ranks to make the steps of for one node, or for one rank of the only node.
+
+    With them are all ranks inside the node.
+    """
+    everybody = range(schedule.size) if len(nodes) == 1 else None
+    alike = defaultdict[object, list[Sequence[int]]](list)
+    for node in nodes if everybody is None else ((rank,) for rank in nodes[0]):
+        alike[tuple([schedule.claim(rank) for rank in node])].append(node)
+    for kind in alike.values():
+        claim = schedule.claim(kind[0][0])
+        most = _MADE // (1 + claim.steps + claim.sent + claim.received)
+        count = min(len(kind), max(1, most // len(kind[0])))
+        for node in (kind[i * len(kind) // count] for i in range(count)):
+            yield _stand_ins(schedule, node, max(most, _STAND_INS)), everybody or frozenset(node)
 
 
-def _stand_ins(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranks whose steps are made, and how many ranks each of them stands for."""
-    if len(ranks) <= _STAND_INS:
-        return [(rank, 1) for rank in ranks]
-    groups, inner = _STAND_INS - 2, len(ranks) - 2
-    cuts = [1 + inner * i // groups for i in range(groups + 1)]
-    between = [(ranks[(start + stop) // 2], stop - start) for start, stop in pairwise(cuts)]
-    return [(ranks[0], 1), *between, (ranks[-1], 1)]
+def _stand_ins(schedule: Schedule, node: Sequence[int], most: int) -> _StandIns:
+    """Return about `most` ranks of the node, spread over those with the same claim."""
+    if len(node) <= most:
+        return [(rank, 1) for rank in node]
+    alike = defaultdict[Claim, list[int]](list)
+    for rank in node:
+        alike[schedule.claim(rank)].append(rank)
+    chosen: _StandIns = []
+    for first, *inner in alike.values():
+        last = inner[-1:]
+        count = max(1, most * len(inner) // len(node) - 2)
+        cuts = [(len(inner) - 1) * i // count for i in range(count + 1)]
+        between = [(inner[start], stop - start) for start, stop in pairwise(cuts) if start < stop]
+        chosen += [(first, 1), *between, *((rank, 1) for rank in last)]
+    return chosen
 
 
 def _loads(
     schedule: Schedule,
-    ranks: Sequence[tuple[int, int]],
+    ranks: _StandIns,
     inside: Collection[int],
     chunk_bytes: Sequence[float],
     profile: Profile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
+from ringreduce.algorithms.hierarchical import hierarchical
+from ringreduce.algorithms.ring import ring_all_reduce
 from ringreduce.schedules.check import check
 from ringreduce.schedules.matching import match
 from ringreduce.schedules.schedule import Claim, Schedule, Step, chunk_of
@@ -134,6 +136,19 @@ def test_claims_hold_beyond_the_sizes_that_are_proven(
     schedule = build(collective, algorithm, block_layout(size), root=size // 3)
     for rank in (0, 1, size // 3, size // 2, size - 2, size - 1):
         assert counted(list(schedule.steps(rank))) == schedule.claim(rank)
+
+
+def test_what_the_ranks_of_a_rail_claim_is_computed_once() -> None:
+    asked = []
+
+    def claims(group: Sequence[int], sizes: Sequence[int]) -> list[Claim]:
+        asked.append(group)
+        return ring_all_reduce.claims(group, sizes)
+
+    rails = replace(ring_all_reduce, claims=claims)
+    schedule = hierarchical("counted", "ring", rails)(block_layout(*[4] * 30), 0)
+    assert {schedule.claim(rank).steps for rank in range(120)} == {2 * 29 + 6}
+    assert len(asked) == 4
 
 
 Formula = Callable[[int, int], float]

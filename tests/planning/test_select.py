@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ringreduce.algorithms import build
+from ringreduce.algorithms.definition import REGISTERED
+from ringreduce.algorithms.register import register_algorithm
 from ringreduce.config import Config, Memory
 from ringreduce.planning import select
 from ringreduce.planning.select import (
@@ -21,6 +23,10 @@ from ringreduce.planning.select import (
     slices_in_flight,
     staged_bytes,
 )
+from ringreduce.schedules.cost import price
+from ringreduce.schedules.schedule import Recv, Send, Step
+from tests.support.each import each
+from tests.support.strategies import block_layout
 
 BY_MESSAGES = Config()
 OTHER_NUMBERS = Config(slice_bytes=1 << 20, in_flight=5, segment_bytes=7, staged_bytes=0)
@@ -193,6 +199,92 @@ def test_all_ranks_fold_in_a_long_reduce(ranks, config, least):
         assert resolve("reduce", "auto", nodes, shorter, config) == "star"
     if least is not None:
         assert resolve("reduce", "auto", nodes, least, config) == "two_shot"
+
+
+SEVERAL = [[1] * 17, [1] * 24, [6] * 4, [8] * 4, [12] * 2, [6] * 8, [3, 1, 2] * 3, [20, 10, 6]]
+OF_MANY = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter"]
+
+
+@pytest.mark.parametrize("collective", OF_MANY)
+@each("sizes", SEVERAL)
+def test_what_is_taken_among_many_ranks_is_near_the_best_in_the_simulation(collective, sizes):
+    nodes = block_layout(*sizes)
+    for nbytes in (8, 64 << 10, 4 * MIB):
+        schedules = {name: build(collective, name, nodes) for name in candidates(collective, nodes)}
+        call = nodes, nbytes, BY_MESSAGES
+        times = {name: select._seconds(price, each, *call) for name, each in schedules.items()}
+        taken = choose(collective, nodes, nbytes, BY_MESSAGES).algorithm
+        assert times[taken] <= 1.25 * min(times.values())
+
+
+@each("sizes", [[8] * 12, [1] * 100, [128]])
+@pytest.mark.parametrize("nbytes", [8, MIB, 256 * MIB])
+def test_what_need_not_be_priced_would_not_be_taken(monkeypatch, sizes, nbytes):
+    nodes = block_layout(*sizes)
+    choice = choose("all_reduce", nodes, nbytes, BY_MESSAGES)
+    for bound in ("at_least", "at_least_of_steps"):
+        monkeypatch.setattr(select, bound, lambda *_, **__: 0.0)
+    every = choose("all_reduce", nodes, nbytes, BY_MESSAGES)
+    monkeypatch.undo()
+    assert (choice.algorithm, every.more_than_s) == (every.algorithm, {})
+    assert {name: every.predicted_s[name] for name in choice.predicted_s} == choice.predicted_s
+    for name, bound in choice.more_than_s.items():
+        assert min(choice.predicted_s.values()) * 1.02 < bound <= every.predicted_s[name]
+    assert list(every.predicted_s) == candidates("all_reduce", nodes)
+
+
+def test_a_ring_of_many_ranks_is_not_priced_for_a_short_array():
+    choice = choose("all_reduce", block_layout(*[8] * 16), 8, BY_MESSAGES)
+    assert {"ring", "hierarchical"} <= choice.more_than_s.keys()
+    assert not choice.more_than_s.keys() & choice.predicted_s.keys()
+    assert choice.reason == "the cheapest"
+
+
+@pytest.mark.parametrize("ranks", [16, 17])
+def test_among_many_ranks_algorithms_that_the_formula_does_not_fit_run_by_name_alone(ranks):
+    unfit = {"tree", "double_tree", "torus", "star", "allgather_reduce"}
+    assert unfit.isdisjoint(candidates("all_reduce", block_layout(ranks))) is (ranks == 17)
+    assert ("ring" in candidates("broadcast", block_layout(ranks))) is (ranks == 16)
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "ranks", "by_formula"),
+    [
+        ("all_reduce", "ring", 16, False),
+        ("all_reduce", "ring", 17, True),
+        ("all_reduce", "hierarchical(ring, doubling)", 18, True),
+        ("all_reduce", "tree", 17, False),
+        ("all_reduce", "star(4)", 17, False),
+        ("all_reduce", "hierarchical(ring, star(4))", 18, False),
+        ("broadcast", "tree", 256, False),
+        ("broadcast", "tree", 257, True),
+        ("broadcast", "scatter_all_gather", 17, True),
+    ],
+)
+def test_the_formula_prices_what_it_fits_among_many_ranks(
+    monkeypatch, collective, algorithm, ranks, by_formula
+):
+    monkeypatch.setattr(select, "estimate", lambda *_, **__: "by the formula")
+    monkeypatch.setattr(select, "price", lambda *_, **__: "by simulation")
+    nodes = block_layout(ranks // 2, ranks - ranks // 2)
+    found = select.predict(collective, algorithm, nodes, 8, BY_MESSAGES)
+    assert found == ("by the formula" if by_formula else "by simulation")
+
+
+def test_a_users_algorithm_without_claims_is_simulated(monkeypatch):
+    def chain(size, rank):
+        down = [Step((Send(rank + 1, (0,)),))] if rank < size - 1 else []
+        up = [Step((), (Recv(rank - 1, (0,), reduce=True),))] if rank else []
+        back = [Step((), (Recv(size - 1, (0,)),))] if rank < size - 1 else []
+        out = [Step((Send(peer, (0,)),)) for peer in range(size - 1)] if rank == size - 1 else []
+        yield from up + down + out + back
+
+    register_algorithm("a_chain", chain, chunks=lambda size: 1)
+    try:
+        monkeypatch.setattr(select, "estimate", None)
+        assert select.predict("all_reduce", "a_chain", block_layout(17), 8, BY_MESSAGES) > 0
+    finally:
+        del REGISTERED["all_reduce", "a_chain"]
 
 
 @pytest.mark.parametrize(
