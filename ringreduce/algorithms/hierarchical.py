@@ -34,8 +34,6 @@ IN_NODE = {
 }
 """All-reduce -> the reduce-scatter and the all-gather that it consists of."""
 
-_NOTHING = Claim(steps=0, sent=0, received=0)
-
 
 def cut_points(nodes: Nodes) -> list[int]:
     """Return the borders of the shards: j/s of the data for all node sizes s and j = 0 to s.
@@ -119,9 +117,10 @@ def all_reduce_claims(
     cuts, crossing = cut_points(nodes), dict[int, Claim]()
     for rail in rails:
         for rank, claim in zip(rail, all_reduce.claims(rail, (1,) * parts), strict=True):
-            others = crossing.get(rank, _NOTHING)
-            moved = others.sent + claim.sent, others.received + claim.received
-            crossing[rank] = Claim(claim.steps, *moved)
+            if others := crossing.get(rank):
+                moved = others.sent + claim.sent, others.received + claim.received
+                claim = Claim(claim.steps, *moved)
+            crossing[rank] = claim
     in_node: dict[int, list[Claim]] = {}
     for size in set(map(len, nodes)):
         sizes = [len(shards) * parts for shards in owned_by_all(cuts, size)]

@@ -32,14 +32,19 @@ from ringreduce.trace.recorder import TRACE
 
 if TYPE_CHECKING:
     from ringreduce.launch.example_call import ExplainRequest, PipelineRequest
+    from ringreduce.schedules.cost import Link
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _RANKS = ("-n", "-np", "--ranks")
 _SILENT_S = 2.0
 """Seconds after which `explain` prints what it computes."""
+_NAMED_NODES = 8
+"""The most nodes whose ranks that line has."""
+_BIT_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_SECOND_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _OF_COLLECTIVES = frozenset(
-    ["nodes", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
+    ["nodes", "link", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
 )
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
@@ -135,7 +140,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     if flag := elastic_options.given_option(parser, options, others):
         hint = "a collective, not for --pipeline" if is_pipeline else "a pipeline; add --pipeline"
         parser.error(f"{flag} is for {hint}")
-    nodes = ",".join(map(str, options.nodes or ()))
+    nodes = ",".join(map(str, options.nodes[:_NAMED_NODES])) if options.nodes else ""
+    nodes += ",…" * (len(options.nodes) > _NAMED_NODES)
     ranks = "nodes of " * bool(nodes) + counted(nodes or options.stages or options.ranks, "rank")
     does, of = "computing" + " and proving" * options.prove, options.pipeline or options.collective
     text = f"{does} schedule and times of {of} on {ranks}; Ctrl-C ends it"
@@ -456,7 +462,13 @@ def _add_explain(commands: _Commands) -> None:
     )
     add = parser.add_argument
     add(*_RANKS, dest="ranks", type=int, metavar="N", help="ranks; default: those of --nodes")
-    add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node")
+    add("--nodes", type=_nodes, default=(), metavar="3,1,4", help="ranks of each node, or 16x8")
+    add(
+        "--link",
+        type=_link,
+        metavar="10gbit,20us",
+        help="rate and latency of the network between nodes; default: these",
+    )
     add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
     add("--algorithm", default="auto", metavar="NAME", help=_ALGORITHM_HELP)
     add("--root", type=int, default=0, metavar="RANK", help="of a rooted collective; default: 0")
@@ -533,10 +545,33 @@ def _host(text: str) -> tuple[str, int]:
 
 
 def _nodes(text: str) -> tuple[int, ...]:
-    sizes = text.split(",")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}; wanted the ranks of each node, as in 3,1,2")
-    return tuple(map(int, sizes))
+    """Return the ranks of each node; ``16x8`` is 16 nodes of 8 ranks."""
+    sizes: list[int] = []
+    for entry in text.split(","):
+        match = re.fullmatch(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)", entry)
+        if not match:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}; wanted the ranks of each node, as in 3,1,2, or 16x8 for 16 nodes of 8"
+            )
+        sizes += [int(match[2])] * int(match[1] or 1)
+    return tuple(sizes)
+
+
+def _link(text: str) -> Link:
+    from ringreduce.schedules.cost import Link, Profile
+
+    bits, seconds = "|".join(_BIT_UNITS), "|".join(_SECOND_UNITS)
+    number = r"([0-9]+(?:\.[0-9]+)?)"
+    match = re.fullmatch(rf"{number}({bits}),{number}({seconds})", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no link; wanted its rate and its latency, as in 10gbit,20us"
+        )
+    return Link(
+        alpha_s=float(match[3]) * _SECOND_UNITS[match[4]],
+        beta_s_per_byte=8 / (float(match[1]) * _BIT_UNITS[match[2]]),
+        message_s=Profile().between_nodes.message_s,
+    )
 
 
 if __name__ == "__main__":

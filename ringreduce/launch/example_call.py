@@ -18,9 +18,13 @@ from ringreduce.pipeline.registry import schedule
 from ringreduce.planning.plan import plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, predict, priced_bytes, slice_count
 from ringreduce.schedules.collectives import IN_PARTS
+from ringreduce.schedules.cost import Link, Profile
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.system.cores import usable
 from ringreduce.system.topology import Nodes, parse_nodes
+
+_MOST_EXACT = 128
+"""The most ranks of which every step is counted.  Of more, those of one with each claim are."""
 
 
 class VariableError(Exception):
@@ -58,6 +62,8 @@ class ExplainRequest:
     ranks: int
     nodes: Sequence[int] = ()
     """The number of ranks of each node.  Empty: all ranks are on one node."""
+    link: Link | None = None
+    """The link between nodes.  None: that of the default profile."""
     collective: str = "all_reduce"
     algorithm: str = "auto"
     root: int = 0
@@ -87,6 +93,8 @@ class ExplainRequest:
             raise ValueError(f"unknown transport {self.transport!r}; choose shm or mpi{meant}")
         if self.transport == "shm" and len(self.layout) > 1:
             raise ValueError("--transport shm needs all ranks on one node")
+        if self.link is not None and len(self.layout) == 1:
+            raise ValueError("--link is the network between nodes; name several with --nodes")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is none of the ranks 0 to {self.ranks - 1}")
         if self.nbytes % self.itemsize:
@@ -98,7 +106,7 @@ class ExplainRequest:
         if self.algorithm != "auto":
             build(self.collective, self.algorithm, self.layout, self.root)
 
-    @property
+    @cached_property
     def layout(self) -> Nodes:
         return parse_nodes(self.nodes or (self.ranks,), self.ranks)
 
@@ -160,7 +168,8 @@ class Case:
     def of(cls, request: ExplainRequest) -> Case:
         one_node = len(request.layout) == 1
         memory = memory_of_job(request.ranks, request.transport) if one_node else None
-        return cls(request, Config(memory=memory))
+        profile = Profile() if request.link is None else Profile(between_nodes=request.link)
+        return cls(request, Config(memory=memory, profile=profile))
 
     @cached_property
     def choice(self) -> Choice:
@@ -195,9 +204,26 @@ class Case:
         return dict(sorted(predicted_s.items(), key=lambda item: item[1]))
 
     @cached_property
-    def chunk_bytes(self) -> list[int]:
-        """The bytes of every chunk in all slices together, cut exactly as the planner does."""
+    def more_than_s(self) -> Mapping[str, float]:
+        """Candidate that has no price -> seconds that it takes at least, the least first."""
+        bounds = sorted(self.choice.more_than_s.items(), key=lambda item: item[1])
+        return {name: seconds for name, seconds in bounds if name not in self.predicted_s}
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether the ranks are so few that all their steps, and all cuts of chunks, are made."""
+        return self.request.ranks <= _MOST_EXACT
+
+    @cached_property
+    def chunk_bytes(self) -> Sequence[float]:
+        """The bytes of every chunk in all slices together.
+
+        They are cut exactly as the planner does, or among many ranks in proportion to the weights.
+        """
         schedule, itemsize = self.schedule, self.request.itemsize
+        if not self.is_exact:
+            total = sum(schedule.weights) or 1
+            return [self.request.nbytes * weight / total for weight in schedule.weights]
         count, chunks = self.request.nbytes // itemsize, len(schedule.weights)
         if schedule.collective in IN_PARTS:  # as `array_split` does
             plan = plan_parts(schedule, 0, shard_counts(count, chunks), itemsize, self.slices)

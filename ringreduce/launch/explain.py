@@ -88,6 +88,8 @@ def _print_json(case: Case) -> None:
         "transport": case.choice.transport,
         "predicted_s": case.predicted_s,
     }
+    if case.more_than_s:
+        found["more_than_s"] = case.more_than_s
     print(json.dumps(found))
 
 
@@ -141,15 +143,18 @@ def _drawing(schedule: Schedule, failed: Mapping[int, int] | None = None) -> lis
 def _traffic(case: Case) -> list[str]:
     """Tabulate steps and bytes, also as multiples of the array's; ranks alike share a row."""
     schedule, nbytes, chunk_bytes = case.schedule, case.request.nbytes, case.chunk_bytes
-    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    same: dict[object, list[int]] = defaultdict(list)
     for rank in range(schedule.size):
-        steps = list(schedule.steps(rank))
+        same[rank if case.is_exact else schedule.claim(rank)].append(rank)
+    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for ranks in same.values():
+        steps = list(schedule.steps(ranks[0]))
         sends = [chunk for step in steps for send in step.sends for chunk in send.chunks]
         recvs = [chunk for step in steps for recv in step.recvs for chunk in recv.chunks]
         sent, received = (
-            sum(chunk_bytes[chunk_of(c)] for c in chunks) for chunks in (sends, recvs)
+            round(sum(chunk_bytes[chunk_of(c)] for c in chunks)) for chunks in (sends, recvs)
         )
-        alike[len(steps), sent, received].append(rank)
+        alike[len(steps), sent, received] += ranks
     rows = [("ranks", "steps", "sends bytes", "", "receives bytes", "")]
     for (count, sent, received), ranks in list(alike.items())[:_MOST_ROWS]:
         amounts = [(f"{n:,}", f"({n / nbytes:.2f}x)" if nbytes else "") for n in (sent, received)]
@@ -165,17 +170,22 @@ def _traffic(case: Case) -> list[str]:
 def _prices(case: Case, colours: Colours) -> list[str]:
     rows = [("candidate", "predicted")]
     rows += [(name, f"{1e6 * seconds:,.1f} µs") for name, seconds in case.predicted_s.items()]
+    bounds = case.more_than_s.items()
+    rows += [(name, f"more than {1e6 * seconds:,.1f} µs") for name, seconds in bounds]
     heading, *lines = table(rows)
-    marked = [
-        _marked(line, name, case, colours)
-        for line, name in zip(lines, case.predicted_s, strict=True)
-    ]
+    names = [*case.predicted_s, *case.more_than_s]
+    marked = [_marked(line, name, case, colours) for line, name in zip(lines, names, strict=True)]
     nbytes, slices = case.request.nbytes, case.slices
     in_flight = slices_in_flight(case.request.layout, case.config)
     how = f"in {slices} slices, {in_flight} in flight" if slices > 1 else "in one slice"
     priced = priced_bytes(nbytes)
     size = "" if priced == nbytes else f"; the times are those of {_bytes_text(priced)}"
-    return [heading, *marked, f"{how}; links as in the default profile{size}"]
+    link = case.request.link
+    links = "links as in the default profile"
+    if link is not None:
+        rate, latency_us = 8e-9 / link.beta_s_per_byte, 1e6 * link.alpha_s
+        links = f"{rate:g} Gbit/s and {latency_us:g} µs between nodes, other {links}"
+    return [heading, *marked, f"{how}; {links}{size}"]
 
 
 def _marked(line: str, name: str, case: Case, colours: Colours) -> str:
@@ -184,7 +194,8 @@ def _marked(line: str, name: str, case: Case, colours: Colours) -> str:
     taken, cheapest = name == choice.algorithm, name == choice.cheapest
     notes = ["cheapest"] * (cheapest and choice.is_tie)
     notes += [f"auto takes it: {choice.reason}"] * taken
-    notes += ["auto does not price it"] * (name not in choice.predicted_s)
+    unpriced = name not in choice.predicted_s and name not in case.more_than_s
+    notes += ["auto does not price it"] * unpriced
     notes += ["shown here"] * (name == case.algorithm)
     text = f"{line}  {'; '.join(notes)}".rstrip()
     return colours.good(text) if taken else colours.strong(text) if cheapest else text

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ringreduce.schedules.schedule import chunk_of, chunk_text, source_of
 
@@ -16,12 +17,9 @@ def range_texts(numbers: Sequence[int], shortest: int = 2) -> list[str]:
 
     A range of fewer than `shortest` numbers is written as a list of them.
     """
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
+    ends = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    cuts = [0, *ends, len(numbers)] if numbers else []
+    found = [numbers[start:stop] for start, stop in pairwise(cuts)]
     return [_first_and_last(each) if len(each) >= shortest else _every(each) for each in found]
 
 

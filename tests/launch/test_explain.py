@@ -29,8 +29,10 @@ from ringreduce.launch.probe import ProbeResult, ask
 from ringreduce.picture import to_svg
 from ringreduce.planning.plan import Plan, plan_parts, plan_whole, shard_counts
 from ringreduce.planning.select import Choice, choose, resolve, slice_count
+from ringreduce.schedules.cost import Profile
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.schedule import Schedule
+from ringreduce.system.topology import parse_nodes
 from tests.launch.conftest import Said
 from tests.support.mpi import MpiJobs
 from tests.support.strategies import EVERY_ALGORITHM, block_layout, steps_of, with_steps, written
@@ -162,7 +164,7 @@ def test_without_a_terminal_every_line_fits_80_columns(
 
 def test_rows_of_a_table_are_not_wrapped(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS")
-    _, _, traffic, prices = said("--nodes 9,8,7 --bytes 3G")
+    _, _, traffic, prices = said("--nodes 7,5,4 --bytes 3G")
     assert all(row.split()[0][0].isdigit() for row in traffic[1:])
     assert all(row.endswith(" µs") for row in prices[2:9])
 
@@ -283,6 +285,94 @@ def test_an_algorithm_that_auto_does_not_price_says_so(said: Said) -> None:
 )
 def test_the_size_that_is_priced_is_said(said: Said, nbytes: str, end: str) -> None:
     assert said(f"-n 2 --bytes {nbytes} --algorithm ring")[3][-1].endswith(end)
+
+
+# --- any cluster ----------------------------------------------------------------------------------
+
+
+def test_candidates_that_need_no_price_are_the_last(said: Said) -> None:
+    choice = choose("all_reduce", parse_nodes((8,) * 16, 128), 64, Config())
+    assert len(choice.more_than_s) == 3
+    first, *others = said("--nodes 16x8 --bytes 64")[3][1:-1]
+    assert first.split()[0] == choice.algorithm == "doubling"
+    bounds = sorted(choice.more_than_s.items(), key=lambda item: item[1])
+    assert [" ".join(line.split()) for line in others] == [
+        f"{name} more than {1e6 * seconds:,.1f} µs" for name, seconds in bounds
+    ]
+
+
+def test_an_algorithm_that_is_shown_has_a_price(said: Said) -> None:
+    rows = said("--nodes 16x8 --bytes 64 --algorithm ring")[3][1:-1]
+    ring = next(line for line in rows if line.startswith("ring"))
+    assert "more than" not in ring
+    assert ring.endswith("shown here")
+
+
+def test_json_has_the_bounds_of_what_is_not_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "--nodes", "16x8", "--bytes", "64", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["predicted_s"].keys() == {"doubling"}
+    assert list(printed["more_than_s"]) == ["halving_doubling", "ring", "hierarchical"]
+
+
+@pytest.mark.parametrize("nodes", ["2x3,1,4", "3,3,1,4", "2x3,1x1,1x4"])
+def test_equal_nodes_can_be_counted(said: Said, nodes: str) -> None:
+    assert " · 11 ranks on nodes of 3, 3, 1 and 4 · " in said(f"--nodes {nodes}")[0][0]
+
+
+@pytest.mark.parametrize(
+    ("link", "alpha_s", "beta_s_per_byte", "words"),
+    [
+        ("400gbit,2us", 2e-6, 8 / 400e9, "400 Gbit/s and 2 µs"),
+        ("2.5gbit,0.05ms", 50e-6, 8 / 2.5e9, "2.5 Gbit/s and 50 µs"),
+        ("1tbit,500ns", 0.5e-6, 8e-12, "1000 Gbit/s and 0.5 µs"),
+        ("100mbit,0s", 0.0, 8e-8, "0.1 Gbit/s and 0 µs"),
+    ],
+)
+def test_the_link_between_nodes_can_be_stated(
+    said: Said, link: str, alpha_s: float, beta_s_per_byte: float, words: str
+) -> None:
+    stated = replace(
+        Profile().between_nodes,
+        alpha_s=pytest.approx(alpha_s),
+        beta_s_per_byte=pytest.approx(beta_s_per_byte),
+    )
+    assert cli._link(link) == stated
+    config = Config(profile=Profile(between_nodes=cli._link(link)))
+    choice = choose("all_reduce", NODES, 1 << 20, config)
+    prices = said(f"--nodes 2,1 --link {link}")[3]
+    assert f"{1e6 * choice.predicted_s['ring']:,.1f} µs" in "".join(prices)
+    assert prices[-1].endswith(f"{words} between nodes, other links as in the default profile")
+
+
+@pytest.mark.parametrize(
+    ("collective", "rows"),
+    [
+        ("all_reduce", [("0-159", "318", "2,605,056", "2,605,056")]),
+        (
+            "broadcast",
+            [
+                ("0", "159", "1,310,720", "0"),
+                ("1-158", "159", "1,310,720", "1,310,720"),
+                ("159", "159", "0", "1,310,720"),
+            ],
+        ),
+    ],
+)
+def test_ranks_of_a_large_job_share_a_row_if_their_claims_are_the_same(
+    said: Said, collective: str, rows: list[tuple[str, ...]]
+) -> None:
+    line = f"--nodes 20x8 --collective {collective} --algorithm ring --bytes 1310720"
+    words = [row.split() for row in said(line)[2][1:]]
+    assert [(ranks, steps, sent, into) for ranks, steps, sent, _, into, _ in words] == rows
+
+
+@pytest.mark.slow
+def test_ten_thousand_ranks_are_explained(said: Said) -> None:
+    parts = said("--nodes 1250x8 --link 400gbit,2us --bytes 1M")
+    assert "10000 ranks on 1250 nodes of 8" in parts[0][0]
+    assert sum("auto takes it" in line for line in parts[3]) == 1
+    assert sum("more than" in line for line in parts[3]) >= 1
 
 
 # --- shared memory or messages --------------------------------------------------------------------
@@ -663,6 +753,16 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     [
         ("-n two", "invalid int value: 'two'"),
         ("--nodes 3,,4", "wanted the ranks of each node"),
+        ("--nodes 4x", "'4x'; wanted the ranks of each node, as in 3,1,2, or 16x8 for 16 nodes"),
+        ("--nodes 0x4", "wanted the ranks of each node"),
+        ("--nodes 4x0", "wanted the ranks of each node"),
+        ("--nodes 2,2 --link fast", "'fast' is no link; wanted its rate and its latency, as in"),
+        ("--nodes 2,2 --link 10gbit", "as in 10gbit,20us"),
+        ("--nodes 2,2 --link 0gbit,1us", "'0gbit,1us' is no link"),
+        ("--nodes 2,2 --link 10gbit,-1us", "'10gbit,-1us' is no link"),
+        ("--nodes 2,2 --link 10GB,1us", "'10GB,1us' is no link"),
+        ("-n 4 --link 10gbit,20us", "--link is the network between nodes; name several with"),
+        ("--pipeline 1f1b --stages 4 --link 1gbit,1us", "--link is for a collective"),
         ("-n 4 --transport tcp", "unknown transport 'tcp'; choose shm or mpi"),
         ("--nodes 2,2 --transport shm", "--transport shm needs all ranks on one node"),
         ("-n 4 --root -1", "root -1 is none of the ranks 0 to 3"),
