@@ -16,7 +16,7 @@ import numpy as np
 import ringreduce as rr
 from ringreduce.bench.collectives import COLLECTIVES, IN_PLACE, OURS
 from ringreduce.bench.environment import environment
-from ringreduce.bench.fit import Fit, Point, fit
+from ringreduce.bench.fit import Fit, Point, fit, profile_text
 from ringreduce.bench.measure import Measurement, Timing
 from ringreduce.bench.options import Options, read
 from ringreduce.bench.plot import plot
@@ -164,6 +164,11 @@ class _BenchRun:
         fitted = self._fit()
         if fitted is not None:
             lines += _fit_text(fitted)
+            across, shared = len(self._comm.nodes) > 1, self._comm.config.memory is not None
+            lines += [
+                "as the profile of a communicator, rr.Config(profile=...), alike on all ranks:",
+                *profile_text(fitted.profile, across, shared),
+            ]
         self._print(*_comment(*lines))
         if self._world.rank == 0:
             if options.json is not None:

@@ -55,6 +55,28 @@ def fit(points: Sequence[Point], folds: Sequence[Point], price: Price, across: b
     return Fit(profile, fitted, checked, _error(used, fitted), _error(others, checked))
 
 
+def profile_text(profile: Profile, across: bool, shared: bool) -> list[str]:
+    """Return the lines of the Python expression of what was fitted, with three digits.
+
+    `across`: the ranks are on several nodes.  `shared`: they share memory.
+    """
+
+    def link_text(link: Link) -> str:
+        copies = ", receiver_copies=True" * link.receiver_copies
+        costs = f"alpha_s={link.alpha_s:.3g}, beta_s_per_byte={link.beta_s_per_byte:.3g}"
+        return f"Link({costs}{copies})"
+
+    gamma = f"{profile.gamma_s_per_byte:.3g}"
+    if shared:
+        link = link_text(profile.also_in_memory().in_memory)
+        fields = {"in_memory": link, "gamma_in_memory_s_per_byte": gamma, "crowded_s": "0.0"}
+    else:
+        fields = {"in_node": link_text(profile.in_node), "gamma_s_per_byte": gamma}
+    if across:
+        fields["between_nodes"] = link_text(profile.between_nodes)
+    return ["Profile(", *(f"    {name}={text}," for name, text in fields.items()), ")"]
+
+
 def _linear(
     points: Sequence[Point],
     folds: Sequence[Point],

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from ringreduce.algorithms import build
 from ringreduce.bench.collectives import IN_PLACE, OURS, OUT_OF_PLACE
-from ringreduce.bench.fit import fit
+from ringreduce.bench.fit import fit, profile_text
 from ringreduce.bench.inputs import OPS, Inputs, refusal
 from ringreduce.bench.measure import Timing
 from ringreduce.bench.options import nbytes, parser, read
@@ -477,10 +478,25 @@ def test_a_picture(tmp_path):
     words = " ".join(ended.stdout.replace("#", " ").split())
     assert "the cost model, fitted to every other size: alpha" in words
     assert "2 ranks on 1 node" in words
+    profile = ended.stdout[ended.stdout.index("# Profile(\n") :].replace("\n#", "\n")
+    assert isinstance(eval(profile[2:], {"Profile": Profile, "Link": Link}), Profile)
     assert max(map(len, ended.stdout.splitlines())) <= 80
     command = f"mpirun -n 2 python benchmarks/all_reduce.py {' '.join(flags)}"
     rows = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert {json.loads(row)["command"] for row in rows} == {command}
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_the_fitted_profile_can_be_pasted(across):
+    rounded = Profile(Link(1.23e-6, 4.56e-10), Link(7.89e-5, 1e-9), 1.5e-10)
+    made = eval("\n".join(profile_text(rounded, across, shared=False)))  # as a user would
+    assert made == (rounded if across else replace(rounded, between_nodes=Profile().between_nodes))
+    in_memory = eval("\n".join(profile_text(rounded, across, shared=True)))
+    assert in_memory.of_memory(crowded=True) == replace(
+        rounded.also_in_memory().of_memory(crowded=True),
+        in_memory=in_memory.in_memory,
+        between_nodes=made.between_nodes,
+    )
 
 
 def timed(contender, microseconds, nbytes=8):
