@@ -20,6 +20,7 @@ from ringreduce.calls.arguments import (
 from ringreduce.calls.arrays import as_array, gpu_of_name
 from ringreduce.calls.elsewhere import METHODS_ELSEWHERE
 from ringreduce.calls.ending import Ending
+from ringreduce.calls.measured import time_candidates
 from ringreduce.calls.ops import check_addable, check_movable
 from ringreduce.calls.persistent import Again, plan, planned_call
 from ringreduce.calls.point_to_point import PointToPoint
@@ -369,24 +370,35 @@ class Communicator(Collectives, PointToPoint):
     # --- inspection ---
 
     def explain(
-        self, nbytes: int, dtype: Any = "float32", collective: str = "all_reduce"
+        self,
+        nbytes: int,
+        dtype: Any = "float32",
+        collective: str = "all_reduce",
+        *,
+        measured: bool = False,
     ) -> Choice:
         """Return the algorithm that ``"auto"`` takes for an array of `nbytes`, and the reason.
 
-        Not collective.  ``ringreduce explain`` prints the same choice without a job.
+        Not collective, unless `measured`.  ``ringreduce explain`` prints the same choice without a
+        job.
 
         Args:
             nbytes: bytes of the array.
             dtype: dtype of the array.
             collective: name of the collective.
+            measured: also time each candidate that has a price, for about 0.1 s.  Collective: all
+                ranks pass the same arguments.  A rank allocates up to three times `nbytes`.
 
         Returns:
             A `Choice`: its `algorithm`, the `cheapest` candidate, the `reason`, the `transport`,
-            and `predicted_s`, the predicted seconds of every candidate.
+            and `predicted_s`, the predicted seconds of every candidate.  If `measured`, also
+            `measured_s`, the same on every rank; ``print`` shows both in one table.
 
         Raises:
-            TypeError: unknown dtype.
+            TypeError: unknown dtype, or `measured` is no bool.
             ValueError: unknown collective.
+            MismatchError: `measured`, and ranks passed different arguments or made different calls.
+            PeerTimeoutError, PeerLostError: `measured`, and a rank stopped answering, or left.
 
         Example:
             >>> choice = rr.spawn(lambda comm: comm.explain(64 << 20), 4)[0]
@@ -400,8 +412,15 @@ class Communicator(Collectives, PointToPoint):
             raise ValueError(
                 f"explain: nbytes is {shown(nbytes)}; pass bytes, an int of at least 0"
             )
-        itemsize = as_dtype("explain", dtype).itemsize
-        return choose(collective, self.nodes, nbytes // itemsize * itemsize, self.config)
+        if not isinstance(measured, bool):
+            raise TypeError(f"explain: measured is {shown(measured)}; pass True or False")
+        of = as_dtype("explain", dtype)
+        choice = choose(collective, self.nodes, nbytes // of.itemsize * of.itemsize, self.config)
+        if not measured:
+            return choice
+        given = {"nbytes": nbytes, "dtype": of, "collective": collective, "measured": True}
+        self._runner.meet("explain", tuple((name, str(value)) for name, value in given.items()))
+        return time_candidates(self, self.rank, self.size, choice, of)
 
     def sent_bytes(self, collective: str, x: Any, **arguments: Any) -> int:
         """Return the bytes of data that this rank sends in a call.  Not collective.

@@ -9,6 +9,7 @@ from math import inf
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
 from ringreduce.config import Config, Memory
+from ringreduce.console.sections import table
 from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.collectives import ROOTED
@@ -125,6 +126,8 @@ class Choice:
     """How the ranks exchange data: ``"shm"``, through shared memory, or ``"mpi"``, by messages."""
     more_than_s: Mapping[str, float] = field(default_factory=dict)
     """Candidate that is not in `predicted_s` -> seconds that its steps and bytes alone take."""
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+    """Candidate -> median seconds of a call, if `Communicator.explain` has measured them."""
 
     @property
     def cheapest(self) -> str:
@@ -147,11 +150,16 @@ class Choice:
     def __str__(self) -> str:
         how = {"shm": "through shared memory", "mpi": "by messages"}[self.transport]
         ranked = sorted(self.predicted_s.items(), key=lambda item: item[1])
-        priced = ", ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in ranked)
-        return (
-            f"{self.collective} of {counted(self.nbytes, 'byte')} {how}: {self.algorithm}, "
-            f"{self.reason} (predicted: {priced})"
-        )
+        text = f"{self.collective} of {counted(self.nbytes, 'byte')} {how}: {self.algorithm}, "
+        text += self.reason
+        if not self.measured_s:
+            priced = ", ".join(f"{name} {seconds * 1e6:.1f} µs" for name, seconds in ranked)
+            return f"{text} (predicted: {priced})"
+        rows = [("candidate", "predicted", "measured")]
+        for name, seconds in ranked:
+            here = f"{1e6 * self.measured_s[name]:,.1f} µs" if name in self.measured_s else ""
+            rows.append((name, f"{1e6 * seconds:,.1f} µs", here))
+        return "\n".join([text, *table(rows)])
 
 
 def is_single_copy(schedule: Schedule, nbytes: int, config: Config) -> bool:

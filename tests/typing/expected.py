@@ -66,6 +66,7 @@ def others(comm: rr.Communicator) -> None:
     assert_type(comm.shared(3, "float32"), rr.SharedArray[Any])
     assert_type(comm.split(0), rr.Communicator | None)
     assert_type(comm.explain(1 << 20), Choice)
+    assert_type(comm.explain(1 << 20, measured=True), Choice)
     assert_type(rr.init(), rr.Communicator)
     with rr.init(nodes=(2, 2), config=rr.Config(kept_plans=8)) as same:
         assert_type(same, rr.Communicator)
