@@ -41,8 +41,9 @@ def cut_points(nodes: Nodes) -> list[int]:
     The data between two neighbouring cut points are a shard, and exactly one rank of each node owns
     it.  The unit is chosen so that all cut points are integers.
     """
-    whole = lcm(*map(len, nodes))
-    return sorted({j * whole // s for s in map(len, nodes) for j in range(s + 1)})
+    sizes = set(map(len, nodes))
+    whole = lcm(*sizes)
+    return sorted({j * whole // s for s in sizes for j in range(s + 1)})
 
 
 def owned_shards(cuts: Sequence[int], node_size: int, local_rank: int) -> list[int]:

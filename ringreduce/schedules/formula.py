@@ -40,7 +40,11 @@ class _Load(NamedTuple):
 
 _IDLE = _Load(0.0, 0.0, 0.0)
 _MADE = 1 << 13
-"""About the most steps and chunks that are made for nodes of one kind, unless one node has more."""
+"""About the most steps and chunks that are made for nodes of one kind, unless one node has more.
+
+Steps of a larger job take longer to make: for each rank that makes its steps, 64 ranks of the job
+count as one more.
+"""
 _STAND_INS = 16
 """The ranks of a node whose steps are made, however many steps and chunks they have."""
 _StandIns = list[tuple[int, int]]
@@ -116,7 +120,7 @@ def at_least_of_steps(
 ) -> float:
     """Return another lower bound of `estimate`, from the steps of the first rank alone."""
     chunk_bytes, first = _chunk_bytes(schedule, nbytes / slices), [(nodes[0][0], 1)]
-    loads = _loads(schedule, first, nodes[0], chunk_bytes, profile)
+    loads = _loads(schedule, first, frozenset(nodes[0]), chunk_bytes, profile)
     return ceil(slices / in_flight) * sum(_step_s(load, profile) for load in loads)
 
 
@@ -138,7 +142,8 @@ def _sampled(
         alike[tuple([schedule.claim(rank) for rank in node])].append(node)
     for kind in alike.values():
         claim = schedule.claim(kind[0][0])
-        most = _MADE // (1 + claim.steps + claim.sent + claim.received)
+        work = claim.steps + claim.sent + claim.received + schedule.size // 64
+        most = _MADE // (1 + work)
         count = min(len(kind), max(1, most // len(kind[0])))
         for node in (kind[i * len(kind) // count] for i in range(count)):
             yield _stand_ins(schedule, node, max(most, _STAND_INS)), everybody or frozenset(node)
