@@ -5,9 +5,9 @@ Ranks take their places in the order of the nodes, so that neighbours share a no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from hashlib import blake2b
 
 from ringreduce.schedules.check import check
@@ -127,6 +127,16 @@ def _proven(algorithm: Algorithm) -> Builder:
         )
 
     return lambda nodes, root: build_proven(tuple(map(tuple, nodes)), root)
+
+
+def backwards(claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims of a schedule run backwards in time: it sends what was received."""
+    return [Claim(claim.steps, claim.received, claim.sent) for claim in claims]
+
+
+def in_turn(*phases: Iterable[Claim]) -> list[Claim]:
+    """Return the claims of a schedule whose phases have these claims."""
+    return [reduce(Claim.__add__, claims) for claims in zip(*phases, strict=True)]
 
 
 def one(n: int) -> int:

@@ -11,19 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards, in_turn, one
 from ringreduce.algorithms.star import star_gather
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Recv,
-    Send,
-    Step,
-    Steps,
-    backwards,
-    in_turn,
-    joined,
-)
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
 def one_shot_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:

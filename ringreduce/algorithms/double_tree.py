@@ -18,18 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards
 from ringreduce.algorithms.non_power_of_two import floor_log2
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Recv,
-    Send,
-    Step,
-    Steps,
-    backwards,
-    in_parallel,
-)
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, in_parallel
 
 
 def all_reduce_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:

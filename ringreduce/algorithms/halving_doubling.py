@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards
 from ringreduce.algorithms.non_power_of_two import (
     extra_steps,
     floor_log2,
@@ -21,16 +21,7 @@ from ringreduce.algorithms.non_power_of_two import (
     in_pairs_claims,
     teams,
 )
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Recv,
-    Send,
-    Step,
-    Steps,
-    backwards,
-    joined,
-)
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
 def all_gather_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:

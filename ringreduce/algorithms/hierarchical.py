@@ -13,19 +13,11 @@ from functools import cache
 from itertools import pairwise
 from math import lcm
 
-from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes
+from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes, in_turn
 from ringreduce.algorithms.direct import direct_all_gather, direct_reduce_scatter
 from ringreduce.algorithms.halving_doubling import doubling_all_gather, halving_reduce_scatter
 from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Schedule,
-    Steps,
-    in_parallel,
-    in_turn,
-    joined,
-)
+from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, in_parallel, joined
 
 IN_NODE = {
     "ring": (ring_reduce_scatter, ring_all_gather),

@@ -11,18 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.definition import Sizes, algorithm, one
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Recv,
-    Send,
-    Step,
-    Steps,
-    backwards,
-    in_turn,
-    joined,
-)
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards, in_turn, one
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
 def reduce_scatter_claims(group: Sequence[int], sizes: Sizes) -> list[Claim]:

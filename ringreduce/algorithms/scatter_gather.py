@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringreduce.algorithms.definition import Sizes, algorithm
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards
 from ringreduce.algorithms.ring import ring_all_gather, ring_reduce_scatter
 from ringreduce.algorithms.star import star_gather, star_scatter
-from ringreduce.schedules.schedule import Chunks, Claim, Step, Steps, backwards
+from ringreduce.schedules.schedule import Chunks, Claim, Step, Steps
 
 
 def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:

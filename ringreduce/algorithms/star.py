@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from ringreduce.algorithms.definition import Algorithm, Sizes, algorithm, one
+from ringreduce.algorithms.definition import Algorithm, Sizes, algorithm, backwards, one
 from ringreduce.schedules.schedule import (
     Chunks,
     Claim,
@@ -19,7 +19,6 @@ from ringreduce.schedules.schedule import (
     Send,
     Step,
     Steps,
-    backwards,
     in_parallel,
     joined,
 )

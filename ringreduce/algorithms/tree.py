@@ -13,19 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringreduce.algorithms.definition import Sizes, algorithm, one
+from ringreduce.algorithms.definition import Sizes, algorithm, backwards, in_turn, one
 from ringreduce.algorithms.non_power_of_two import ceil_log2
-from ringreduce.schedules.schedule import (
-    Chunks,
-    Claim,
-    Recv,
-    Send,
-    Step,
-    Steps,
-    backwards,
-    in_turn,
-    joined,
-)
+from ringreduce.schedules.schedule import Chunks, Claim, Recv, Send, Step, Steps, joined
 
 
 def broadcast_claims(group: Sequence[int], root: int, sizes: Sizes) -> list[Claim]:

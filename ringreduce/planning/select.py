@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from ringreduce.algorithms import ALGORITHMS, build, parse
@@ -14,7 +15,7 @@ from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.collectives import ROOTED
 from ringreduce.schedules.cost import price
-from ringreduce.schedules.formula import at_least, at_least_of_steps, estimate
+from ringreduce.schedules.formula import at_least, estimate
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.system.topology import Nodes
 
@@ -276,37 +277,28 @@ def choose(collective: str, nodes: Nodes, nbytes: int, config: Config) -> Choice
     The choice is a pure function of the arguments, so all ranks make the same choice.
     """
     names = candidates(collective, nodes, config.memory, nbytes)
-    priced = priced_bytes(nbytes)
-    if sum(map(len, nodes)) > MOST_SIMULATED:
-        predicted, more_than = _estimated(collective, names, nodes, priced, config)
-    else:
-        predicted = {name: predict(collective, name, nodes, priced, config) for name in names}
-        more_than = {}
+    predicted, more_than = _prices(collective, names, nodes, priced_bytes(nbytes), config)
     transport = "mpi" if config.memory is None else "shm"
     taken = _equally_fast(predicted)[0]
     return Choice(collective, nbytes, taken, predicted, transport, more_than)
 
 
-def _estimated(
+def _prices(
     collective: str, names: Sequence[str], nodes: Nodes, nbytes: int, config: Config
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the prices of candidates, and the lower bounds of those that need no price."""
-    schedules = {name: build(collective, name, nodes) for name in names}
-    models = {name: _model(schedules[name], name) for name in names}
-    found = {
-        name: _seconds(price, schedules[name], nodes, nbytes, config)
-        for name in names
-        if models[name] is price
-    }
-    bounds = {
-        name: _seconds(at_least, schedules[name], nodes, nbytes, config)
-        for name in names
-        if name not in found
-    }
+    calls = {name: (build(collective, name, nodes), nodes, nbytes, config) for name in names}
+    found: dict[str, float] = {}
+    bounds: dict[str, float] = {}
+    for name, call in calls.items():
+        if _model(call[0], name) is price:
+            found[name] = _seconds(price, *call)
+        else:
+            bounds[name] = _seconds(at_least, *call)
     for name in sorted(bounds, key=bounds.__getitem__):
-        enough, call = _enough(found), (schedules[name], nodes, nbytes, config)
+        enough, call = _enough(found), calls[name]
         if found and bounds[name] <= enough:
-            bounds[name] = max(bounds[name], _seconds(at_least_of_steps, *call))
+            bounds[name] = max(bounds[name], _seconds(partial(at_least, of_steps=True), *call))
         if bounds[name] <= enough:
             found[name] = _seconds(estimate, *call)
     predicted = {name: found[name] for name in names if name in found}
@@ -337,7 +329,7 @@ def _model(schedule: Schedule, algorithm: str) -> _Model:
     parts, rooted = set(re.findall(r"\w+", algorithm)), schedule.collective in ROOTED
     few = rooted and schedule.size <= _MOST_OF_FEW and algorithm in _FEW_MESSAGES
     unfit = not parts.isdisjoint(_ONLY_SIMULATED.get(schedule.collective, ()))
-    # A user's algorithm claims nothing: its claims are counted from the steps of all ranks.
+    # A user's algorithm claims nothing: what it claims is counted from the steps of all ranks.
     unclaimed = bool(schedule.digest)
     simulated = schedule.size <= MOST_SIMULATED or few or unfit or unclaimed
     return price if simulated else estimate

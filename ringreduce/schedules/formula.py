@@ -94,34 +94,24 @@ def at_least(
     *,
     slices: int = 1,
     in_flight: int = 4,
+    of_steps: bool = False,
 ) -> float:
-    """Return a lower bound of `estimate`, from the steps and chunks that the first rank claims.
+    """Return a lower bound of `estimate`, from what the first rank claims, or from its steps.
 
-    The links are as fast as the fastest, and chunks are as short as the shortest.
+    With the claim all links are as fast as the fastest, and all chunks as short as the shortest.
     """
+    first, chunk_bytes = nodes[0][0], _chunk_bytes(schedule, nbytes / slices)
+    rounds = ceil(slices / in_flight)
+    if of_steps:
+        loads = _loads(schedule, [(first, 1)], frozenset(nodes[0]), chunk_bytes, profile)
+        return rounds * sum(_step_s(load, profile) for load in loads)
     links = [profile.in_node] * any(len(node) > 1 for node in nodes)
     links += [profile.between_nodes] * (len(nodes) > 1)
     alpha_s = min((link.alpha_s for link in links), default=0.0)
     beta_s = min((link.beta_s_per_byte for link in links), default=0.0)
-    claim = schedule.claim(nodes[0][0])
+    claim = schedule.claim(first)
     moved = max(claim.received, 0 if profile.in_node.receiver_copies else claim.sent)
-    moved_bytes = moved * min(_chunk_bytes(schedule, nbytes / slices), default=0.0)
-    return ceil(slices / in_flight) * (claim.steps * alpha_s + moved_bytes * beta_s)
-
-
-def at_least_of_steps(
-    schedule: Schedule,
-    nodes: Sequence[Sequence[int]],
-    nbytes: float,
-    profile: Profile,
-    *,
-    slices: int = 1,
-    in_flight: int = 4,
-) -> float:
-    """Return another lower bound of `estimate`, from the steps of the first rank alone."""
-    chunk_bytes, first = _chunk_bytes(schedule, nbytes / slices), [(nodes[0][0], 1)]
-    loads = _loads(schedule, first, frozenset(nodes[0]), chunk_bytes, profile)
-    return ceil(slices / in_flight) * sum(_step_s(load, profile) for load in loads)
+    return rounds * (claim.steps * alpha_s + moved * min(chunk_bytes, default=0.0) * beta_s)
 
 
 def _chunk_bytes(schedule: Schedule, nbytes: float) -> list[float]:

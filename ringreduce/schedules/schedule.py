@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import chain, zip_longest
 
 from ringreduce.errors import ScheduleError
@@ -111,16 +110,6 @@ class Claim:
             sent=sum(len(send.chunks) for step in steps for send in step.sends),
             received=sum(len(recv.chunks) for step in steps for recv in step.recvs),
         )
-
-
-def backwards(claims: Iterable[Claim]) -> list[Claim]:
-    """Return the claims of a schedule run backwards in time: it sends what was received."""
-    return [Claim(claim.steps, claim.received, claim.sent) for claim in claims]
-
-
-def in_turn(*phases: Iterable[Claim]) -> list[Claim]:
-    """Return the claims of a schedule whose phases have these claims."""
-    return [reduce(Claim.__add__, claims) for claims in zip(*phases, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -222,8 +222,7 @@ def test_what_is_taken_among_many_ranks_is_near_the_best_in_the_simulation(colle
 def test_what_need_not_be_priced_would_not_be_taken(monkeypatch, sizes, nbytes):
     nodes = block_layout(*sizes)
     choice = choose("all_reduce", nodes, nbytes, BY_MESSAGES)
-    for bound in ("at_least", "at_least_of_steps"):
-        monkeypatch.setattr(select, bound, lambda *_, **__: 0.0)
+    monkeypatch.setattr(select, "at_least", lambda *_, **__: 0.0)
     every = choose("all_reduce", nodes, nbytes, BY_MESSAGES)
     monkeypatch.undo()
     assert (choice.algorithm, every.more_than_s) == (every.algorithm, {})
@@ -306,7 +305,7 @@ def test_the_first_of_equally_fast_algorithms_is_taken(
     monkeypatch, predicted_s, taken, cheapest, reason
 ):
     monkeypatch.setattr(select, "candidates", lambda *_: list(predicted_s))
-    monkeypatch.setattr(select, "predict", lambda _, name, *__: predicted_s[name])
+    monkeypatch.setattr(select, "_prices", lambda *_: (predicted_s, {}))
     choice = choose("all_reduce", [[0, 1]], 8, BY_MESSAGES)
     assert (choice.algorithm, choice.cheapest, choice.reason) == (taken, cheapest, reason)
 
