@@ -391,8 +391,9 @@ class Communicator(Collectives, PointToPoint):
 
         Returns:
             A `Choice`: its `algorithm`, the `cheapest` candidate, the `reason`, the `transport`,
-            and `predicted_s`, the predicted seconds of every candidate.  If `measured`, also
-            `measured_s`, the same on every rank; ``print`` shows both in one table.
+            and `predicted_s`, the predicted seconds of every candidate but, among more than 16
+            ranks, those in `more_than_s`.  If `measured`, also `measured_s`, the same on every
+            rank; ``print`` shows both in one table.
 
         Raises:
             TypeError: unknown dtype, or `measured` is no bool.
