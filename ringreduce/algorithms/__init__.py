@@ -12,7 +12,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes
-from ringreduce.algorithms.hierarchical import IN_NODE, hierarchical
+from ringreduce.algorithms.hierarchical import IN_NODE, LEADER, hierarchical
 from ringreduce.algorithms.star import star_of
 from ringreduce.errors import did_you_mean
 from ringreduce.schedules.collectives import COLLECTIVES
@@ -67,7 +67,8 @@ def parse(collective: str, algorithm: str) -> Builder:
     """Return the builder for the name of an algorithm, with its parameters if it has any.
 
     Two all-reduces have parameters: ``"star(k)"`` has k servers, ``"hierarchical(a, b)"`` uses a in
-    the node and b along the rails.  Raises ValueError if the name or a parameter is unknown.
+    the node and b along the rails; where a is "leader", b is among one rank of each node.  Raises
+    ValueError if the name or a parameter is unknown.
 
     >>> parse("all_reduce", "hierarchical(two_shot, doubling)")([[0, 1], [2, 3]], 0).claim(0)
     Claim(steps=3, sent=3, received=3)
@@ -78,7 +79,7 @@ def parse(collective: str, algorithm: str) -> Builder:
         if star := _flat(algorithm):
             return star
         levels = re.fullmatch(r"hierarchical\((\w+), *(.+)\)", algorithm)
-        if levels and levels[1] in IN_NODE and (rails := _flat(levels[2])):
+        if levels and levels[1] in (*IN_NODE, LEADER) and (rails := _flat(levels[2])):
             return hierarchical(algorithm, levels[1], rails)
     raise ValueError(f"{collective}: {_what_is_wrong(collective, algorithm)}")
 
@@ -96,8 +97,8 @@ def _what_is_wrong(collective: str, algorithm: str) -> str:
     wanted = {
         "star": "write 'star(k)', with k servers, at least 1",
         "hierarchical": "write 'hierarchical(a, b)', where a, in the node, is one of "
-        f"{_quoted(IN_NODE)}, and b, along the rails, is one of {_quoted(along_rails)} or "
-        "'star(k)'",
+        f"{_quoted((*IN_NODE, LEADER))}, and b, along the rails, is one of "
+        f"{_quoted(along_rails)} or 'star(k)'",
     }
     if name not in known:
         parametrised = wanted if collective == "all_reduce" else {}

@@ -2,7 +2,9 @@
 
 Only the middle phase crosses the network, and each node's data cross it once, for any number of
 ranks on the node.  Nodes may differ in size and have any ranks.  The caller chooses the algorithms:
-a reduce-scatter and an all-gather for the node, an all-reduce for the rails.
+a reduce-scatter and an all-gather for the node, an all-reduce for the rails.  With `LEADER` in the
+node one rank of each node, its leader, takes part in the middle phase for all of them: so short
+arrays cross the network in few messages.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from math import lcm
 
 from ringreduce.algorithms.definition import REGISTERED, Algorithm, Builder, Nodes, in_turn
 from ringreduce.algorithms.direct import direct_all_gather, direct_reduce_scatter
 from ringreduce.algorithms.halving_doubling import doubling_all_gather, halving_reduce_scatter
 from ringreduce.algorithms.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Steps, in_parallel, joined
+from ringreduce.algorithms.star import star_broadcast, star_reduce
+from ringreduce.schedules.schedule import Chunks, Claim, Schedule, Step, Steps, in_parallel, joined
 
 IN_NODE = {
     "ring": (ring_reduce_scatter, ring_all_gather),
@@ -25,6 +28,8 @@ IN_NODE = {
     "two_shot": (direct_reduce_scatter, direct_all_gather),
 }
 """All-reduce -> the reduce-scatter and the all-gather that it consists of."""
+LEADER = "leader"
+"""In the node: a reduce to one rank, and a broadcast from it."""
 
 
 def cut_points(nodes: Nodes) -> list[int]:
@@ -128,11 +133,46 @@ def all_reduce_claims(
     }
 
 
+def leader_all_reduce(
+    nodes: Nodes,
+    rank: int,
+    crossing: Sequence[Claim],
+    chunks: Sequence[Chunks],
+    all_reduce: Algorithm,
+) -> Steps:
+    """Reduce to the first rank of each node, `all_reduce` among these, broadcast in each node.
+
+    ``crossing[i]`` is the claim of node i's leader in `all_reduce`.  On a node of several ranks the
+    phases in the node have a step each.  A leader sends and receives the data as often as
+    `all_reduce` does, and once to and from each rank of its node.
+    """
+    here, node = next((i, node) for i, node in enumerate(nodes) if rank in node)
+    me = list(node).index(rank)
+    yield from star_reduce.steps(node, me, 0, chunks)
+    if me == 0:
+        yield from all_reduce.steps([each[0] for each in nodes], here, chunks)
+    else:
+        yield from repeat(Step(), crossing[here].steps)
+    yield from star_broadcast.steps(node, me, 0, chunks)
+
+
+def leader_claims(nodes: Nodes, crossing: Sequence[Claim], parts: int) -> dict[int, Claim]:
+    claims = {}
+    for node, across in zip(nodes, crossing, strict=True):
+        others, steps = len(node) - 1, across.steps + 2 * (len(node) > 1)
+        led, moved = Claim(steps, parts, parts), parts * others
+        claims.update(dict.fromkeys(node, led))
+        claims[node[0]] = Claim(steps, across.sent + moved, across.received + moved)
+    return claims
+
+
 def hierarchical(name: str, in_node: str, all_reduce: Algorithm) -> Builder:
     """Return the builder of an all-reduce: `in_node` in the node, `all_reduce` along the rails.
 
     Every shard is divided into the number of parts that `all_reduce` requires.
     """
+    if in_node == LEADER:
+        return _hierarchical_by_leaders(name, all_reduce)
     reduce_scatter, all_gather = IN_NODE[in_node]
     phases = reduce_scatter, all_reduce, all_gather
 
@@ -158,6 +198,33 @@ def hierarchical(name: str, in_node: str, all_reduce: Algorithm) -> Builder:
         )
 
     return build_hierarchical
+
+
+def _hierarchical_by_leaders(name: str, all_reduce: Algorithm) -> Builder:
+    def build_leader(nodes: Nodes, root: int) -> Schedule:
+        parts = all_reduce.part_count(len(nodes))
+        chunks, every = [(part,) for part in range(parts)], tuple(range(parts))
+
+        @cache
+        def crossing() -> Sequence[Claim]:
+            return all_reduce.claims([node[0] for node in nodes], (1,) * parts)
+
+        @cache
+        def claims() -> dict[int, Claim]:
+            return leader_claims(nodes, crossing(), parts)
+
+        return Schedule(
+            collective="all_reduce",
+            algorithm=name,
+            size=sum(map(len, nodes)),
+            weights=(1,) * parts,
+            steps=lambda rank: leader_all_reduce(nodes, rank, crossing(), chunks, all_reduce),
+            holds_before=lambda rank: every,
+            holds_after=lambda rank: every,
+            claim=lambda rank: claims()[rank],
+        )
+
+    return build_leader
 
 
 REGISTERED["all_reduce", "hierarchical"] = hierarchical("hierarchical", "ring", ring_all_reduce)

@@ -52,7 +52,12 @@ def test_an_unknown_algorithm_is_answered_with_the_known_ones(collective: str) -
         ("star(two)", "write 'star(k)'"),
         ("hierarchical(ring)", "write 'hierarchical(a, b)', where a, in the node, is one of"),
         ("hierarchical(ring, ring, ring)", "write 'hierarchical(a, b)'"),
-        ("hierarchical(tree, ring)", "one of 'ring', 'halving_doubling', 'two_shot', and b"),
+        (
+            "hierarchical(tree, ring)",
+            "one of 'ring', 'halving_doubling', 'two_shot', 'leader'",
+        ),
+        ("hierarchical(leader)", "write 'hierarchical(a, b)', where a, in the node, is one of"),
+        ("leader", "unknown algorithm 'leader'"),
         ("hierarchical(ring, hierarchical)", "write 'hierarchical(a, b)'"),
         ("hierarchical(ring, star(0))", "write 'hierarchical(a, b)'"),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringreduce.algorithms import ALGORITHMS
 from ringreduce.schedules.schedule import Claim, Recv, Schedule, Send, Step, copy_of, from_text
 
-IN_NODE = ["ring", "halving_doubling", "two_shot"]
+IN_NODE = ["ring", "halving_doubling", "two_shot", "leader"]
 ALONG_RAILS = [
     *(name for name in ALGORITHMS["all_reduce"] if name != "hierarchical"),
     "star(3)",
@@ -30,6 +30,7 @@ PARAMETRISED = [
     "star(5)",
     "hierarchical(two_shot, halving_doubling)",
     "hierarchical(halving_doubling, star(3))",
+    "hierarchical(leader, double_tree)",
 ]
 """All-reduces that the table does not list, since their parameters are part of the name."""
 
