@@ -92,6 +92,8 @@ class Config:
     """
     memory: Memory | None = None
     """Set by the communicator if its ranks share memory; leave it out."""
+    node_memory: Memory | None = None
+    """Set by the communicator if the ranks of each of several nodes share memory; leave it out."""
     log_messages: bool = False
     """Record every message in ``Communicator.message_log``."""
 

@@ -444,7 +444,8 @@ class Calls:
             part_begin=part_begin,
             in_flight=slices_in_flight(self.nodes, self.config),
             staged_bytes=staged_bytes(self.nodes, self.config),
-            shares=self.config.memory is not None,
+            shares=self.config.memory is not None
+            or (self.config.node_memory is not None and plan.slices == 1),
         )
 
 

@@ -363,7 +363,7 @@ class Communicator(Collectives, PointToPoint):
         # A device of its own: both communicators may reduce at the same time.
         runner = self._runner
         device = type(runner.calls.device)()
-        segments = share_segments(transport) if runner.given.shared_memory else None
+        segments = share_segments(transport, nodes) if runner.given.shared_memory else None
         how = runner.given, runner.timeout_s, segments, self._adopt
         return Communicator(transport, topology, device, *how)
 

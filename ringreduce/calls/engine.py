@@ -94,6 +94,8 @@ class Engine:
         report_mismatch = self.agreement.report_mismatch
         control = Control(self.wait_until, self.wait_for, report_mismatch, log)
         self.executables = Executables(transport, host, config, control, segments)
+        if config.memory is None:
+            segments = None
         self.running = self.executables.running
         self._discarded: deque[Call] = deque()
         """Calls whose executables are freed when no call is under way."""
@@ -105,7 +107,7 @@ class Engine:
         """Why no further call can be made; None while the communicator is usable."""
         self.fast_path: FastPath | None = None
         """Repeats calls in compiled code; None if the ranks share no memory."""
-        if config.memory is not None:
+        if config.memory is not None or config.node_memory is not None:
             self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
                 self._is_idle,

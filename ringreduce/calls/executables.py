@@ -24,7 +24,7 @@ from ringreduce.messages.executor import MessageExecutable
 from ringreduce.messages.flows import FlowCache, Task
 from ringreduce.planning.plan import Plan
 from ringreduce.shm.allocator import Arena
-from ringreduce.shm.executable import ShmExecutable
+from ringreduce.shm.executable import HostsExecutable, ShmExecutable
 from ringreduce.shm.fast_path import SCATTER_TO_OUT, CompiledCall, FastPath, key_of
 from ringreduce.shm.gpu_staging import GpuExecutable, PinnedPieces
 from ringreduce.shm.list_table import ListTable
@@ -50,18 +50,21 @@ class Executables:
         self._transport, self._host, self._config = transport, host, config
         self._control = control
         self._flows = FlowCache(transport, config)
-        self.arena = None if segments is None else Arena(segments.arena)
+        self._one_host = config.node_memory is None
+        self.arena = Arena(segments.arena) if segments is not None and self._one_host else None
         """Allocates arrays that the other ranks reach.  None: the ranks share no memory, or a rank
         is lost: one that was stopped may go on, and write to the memory of its peers."""
         self._blocks: dict[Device, PinnedPieces] = {}
         """Pinned host memory for calls on a GPU, by device."""
         self._shared_memory: SharedMemory | None = None
-        """The memory that all ranks of the communicator share; None if they share none."""
-        if config.memory is not None:
+        """The memory that the ranks of this host share; None if they share none."""
+        if config.memory is not None or not self._one_host:
             assert segments is not None
-            self._shared_memory = SharedMemory(
-                segments, transport.rank, config, control.report_mismatch
-            )
+            native = None if self._one_host else transport.native()
+            how = transport.rank, config, control.report_mismatch, native
+            self._shared_memory = SharedMemory(segments, *how)
+        self._of_hosts: set[HostsExecutable] = set()
+        """Those that are not freed: their messages are counted."""
         self.running: list[Executable] = []
         """The executable that is running; empty between calls."""
 
@@ -87,7 +90,13 @@ class Executables:
         if instructions is None:
             return None
         program = self._shared_memory.program(instructions, plan, self._host, op, dtype)
-        return ShmExecutable(program, self._host, self._control)
+        if self._one_host:
+            return ShmExecutable(program, self._host, self._control)
+        counts = self._flows.sent, self._flows.received
+        how = self._host, self._control, self._transport, counts
+        made = HostsExecutable(program, *how, self._of_hosts.discard)
+        self._of_hosts.add(made)
+        return made
 
     def _by_pieces(self, call: Call) -> Executable | None:
         """As `_through_shared_memory`, for an all-reduce on a GPU."""
@@ -165,7 +174,7 @@ class Executables:
         arguments: Mapping[str, Any],
     ) -> None:
         """Admit an all-reduce of a list to the fast path after the general path has made it."""
-        if not any(array.size for array in arrays):
+        if self._config.memory is None or not any(array.size for array in arrays):
             return
         dtype, shapes = arrays[0].dtype, [array.shape for array in arrays]
         key = key_of("all_reduce", dtype, shapes, arguments, is_list=True)
@@ -235,6 +244,8 @@ class Executables:
         All receives are withdrawn before.
         """
         self._flows.count_all()
+        for each in self._of_hosts:
+            each.count_runs()
         for executable in self.running:
             executable.tally()
         return self._flows.sent, self._flows.received

@@ -55,12 +55,12 @@ class Runner:
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.given, self.timeout_s = config, timeout_s
-        if len(topology.nodes) > 1:
-            segments = None
-        if segments is not None:
+        if segments is not None and len(topology.nodes) > 1:
+            config = replace(config, node_memory=Memory(False, segments.crowded))
+        elif segments is not None:
             memory = Memory(
                 segments.single_copy,
-                transport.yielding.crowded,
+                segments.crowded,
                 writes=segments.writes,
                 quick=segments.quick,
             )

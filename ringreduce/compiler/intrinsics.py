@@ -256,6 +256,13 @@ def _call_fold(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
     return context.get_dummy_value()
 
 
+@_compiles(memory.call_mpi, _INT64(*(_INT64,) * 8))
+def _call_mpi(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(ir.IntType(32), (_WORD,) * 7)
+    error = builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+    return builder.sext(error, _WORD)
+
+
 @_compiles(memory.call_run, _INT64(*(_INT64,) * 5))
 def _call_run(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     kind = ir.FunctionType(_WORD, (_WORD,) * 4)

@@ -92,6 +92,16 @@ def call_fold(
     ctypes.CFUNCTYPE(None, *(ctypes.c_int64,) * 6)(fold)(into, sources, n, count, divisor, memory)
 
 
+def call_mpi(function: Address, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
+    """Call a function of MPI at an address; return its error code.
+
+    A function of fewer parameters ignores the last arguments.
+    """
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, *(ctypes.c_int64,) * 7)
+    error: int = kind(function)(a, b, c, d, e, f, g)
+    return error
+
+
 def call_run(run: Address, program: Address, number: int, source: Address, target: Address) -> int:
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)(run)
     result: int = function(program, number, source, target)

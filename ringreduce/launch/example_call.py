@@ -166,10 +166,14 @@ class Case:
 
     @classmethod
     def of(cls, request: ExplainRequest) -> Case:
-        one_node = len(request.layout) == 1
-        memory = memory_of_job(request.ranks, request.transport) if one_node else None
+        """Return the case on this host, or on several like hosts with a core for each rank."""
+        memory = node_memory = None
+        if len(request.layout) == 1:
+            memory = memory_of_job(request.ranks, request.transport)
+        elif (request.transport or _transport_of_environment()) == "auto":
+            node_memory = Memory(single_copy=False, crowded=False)
         profile = Profile() if request.link is None else Profile(between_nodes=request.link)
-        return cls(request, Config(memory=memory, profile=profile))
+        return cls(request, Config(memory=memory, node_memory=node_memory, profile=profile))
 
     @cached_property
     def choice(self) -> Choice:

@@ -8,6 +8,9 @@ from typing import NamedTuple
 SLOT = 3
 """A buffer besides INPUT, OUTPUT and SCRATCH: a rank's data of the current round."""
 
+MESSAGE = 4
+"""One more buffer: memory for messages between hosts that begin with the header of the call."""
+
 PAGE_BYTES = 4 << 10
 """Bytes of a page: the kernel reads and writes other processes' memory by pages."""
 
@@ -17,7 +20,7 @@ class Operand(NamedTuple):
 
     rank: int
     buffer: int
-    """INPUT, OUTPUT, SCRATCH or SLOT."""
+    """INPUT, OUTPUT, SCRATCH, SLOT or MESSAGE."""
     offset: int
 
     def after(self, nbytes: int) -> Operand:
@@ -87,7 +90,34 @@ class Pause(NamedTuple):
     """Return to Python: signal handlers run, and the call counts as making progress."""
 
 
-Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause
+class Start(NamedTuple):
+    """Start a message to or from another host."""
+
+    message: int
+    """Index in `Instructions.messages`."""
+
+
+class Complete(NamedTuple):
+    """Wait until a message is complete, and compare the header if it has been received with one."""
+
+    message: int
+
+
+Instruction = FreeSlot | Post | Wait | CopyBytes | Reduce | Pause | Start | Complete
+
+
+class HostMessage(NamedTuple):
+    """A message to or from a rank of another host."""
+
+    step: int
+    peer: int
+    receives: bool
+    place: Operand
+    """The data; with `signed` in MESSAGE, behind the header."""
+    nbytes: int
+    """Bytes of the data that are sent, or the most that are received."""
+    signed: bool
+    """Whether the message begins with the header of the call."""
 
 
 class Instructions(NamedTuple):
@@ -106,8 +136,16 @@ class Instructions(NamedTuple):
     """Whether ranks publish the locations of the data of a round and of OUTPUT."""
     notes: tuple[tuple[tuple[int, str, int, int], ...], ...]
     """(step, "send" or "recv", peer, bytes of data) of each slice: for the message log."""
+    messages: tuple[HostMessage, ...] = ()
+    """The messages to and from ranks of other hosts."""
+    message_bytes: int = 0
+    """Bytes of MESSAGE."""
+    round_steps: tuple[int, ...] = ()
+    """The step of each round, if some steps have messages between hosts alone; else empty."""
 
     def step_of(self, number: int) -> int:
+        if self.round_steps:
+            return self.round_steps[number - 1]
         for rounds in self.rounds:
             if number <= rounds:
                 break

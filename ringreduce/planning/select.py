@@ -98,6 +98,12 @@ high for short arrays.
 """
 _DIRECT = ("one_shot", "two_shot", "direct", "star", "pairwise")
 """Algorithms in which a rank exchanges messages with all others."""
+_BETWEEN_NODES = tuple(
+    f"hierarchical({in_node}, {rails})"
+    for in_node in ("leader", "two_shot")
+    for rails in ("doubling", "halving_doubling")
+)
+"""Further candidates of an all-reduce on several nodes."""
 MOST_DIRECT = 32
 """The most ranks for which the direct algorithms are priced."""
 
@@ -268,6 +274,9 @@ def candidates(
                 names = ["star"]
     if len(nodes) == 1:
         return [name for name in names if name != "hierarchical"]
+    if collective == "all_reduce":
+        shots = ("one_shot", "two_shot")
+        names = [*_BETWEEN_NODES, *(name for name in names if name not in shots)]
     return sorted(names, key=lambda name: name != "hierarchical")
 
 
@@ -344,6 +353,8 @@ def _seconds(model: _Model, schedule: Schedule, nodes: Nodes, nbytes: int, confi
     if config.memory is not None and in_flight == 1:
         return model(schedule, nodes, nbytes, profile)  # the model has no term for caches
     slices = slice_count(schedule, nbytes, nodes, config)
+    if config.node_memory is not None and slices == 1:
+        profile = profile.of_memory(config.node_memory.crowded)
     if in_flight == 1:
         return slices * model(schedule, nodes, nbytes / slices, profile)
     priced = min(slices, _PRICED_SLICES)

@@ -17,35 +17,50 @@ Data in shared memory need not be staged if the plans show that peers read them 
 rank *writes* a result *directly* to OUTPUT of its peers: then the peers need not read it.  Each
 rank publishes whether its arrays are shared memory; the instructions of its peers do not depend on
 that.
+
+The ranks of one of several hosts share memory among themselves.  Their messages to and from other
+hosts are those of the plan, as `messages.binding` sends them: the same, in the same order.  Such a
+program has a round for each step in which ranks of this host send data to each other, and stages
+these data.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ringreduce.planning.instructions import (
+    MESSAGE,
     SLOT,
+    Complete,
     CopyBytes,
     FreeSlot,
+    HostMessage,
     Instruction,
     Instructions,
     Operand,
     Post,
     Reduce,
+    Start,
     Wait,
     pushed_bytes,
 )
 from ringreduce.planning.operations import (
+    BESIDE,
     INPUT,
+    INSIDE,
+    INSIDE_BYTES,
     OUTPUT,
     SCRATCH,
     Copy,
     Fold,
+    PlannedMessage,
     PlannedSlice,
     PlannedStep,
     Span,
 )
+from ringreduce.planning.slices import SEGMENT_BYTES, cut_in_segments, place_of_signature
 
 ALIGNMENT = 32
 IN_SLOT_BYTES = 512
@@ -55,30 +70,35 @@ DIRECT_BYTES = 4 << 10
 
 
 def instructions_of(
-    plans: Sequence[PlannedSlice],
+    plans: Sequence[PlannedSlice] | Mapping[int, PlannedSlice],
     rank: int,
     itemsize: int,
     single_copy: bool,
     in_place: bool,
     writes: bool = False,
     pushed: float = 0.0,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> Instructions | None:
-    """Return the instructions of `rank`, given the plans of all ranks; None if there are none.
+    """Return the instructions of `rank`, given the plans of all ranks, or of those of its host.
 
-    Messages of the plans are not cut in segments.  `in_place`: OUTPUT may be INPUT on some ranks.
-    `writes`: single-copy results may be written to private arrays of peers.  `pushed`: the part of
-    a single-copy message that its sender pushes, if it can.  The answer is None on all ranks if a
-    message is received in another step than it is sent in, or if data that should be single-copy
-    are written in the same step.
+    Messages of the plans are not cut in segments; those to other hosts are cut here, in segments of
+    `segment_bytes`.  `in_place`: OUTPUT may be INPUT on some ranks.  `writes`: single-copy results
+    may be written to private arrays of peers.  `pushed`: the part of a single-copy message that its
+    sender pushes, if it can.  The answer is None, on all ranks of
+    the host, if a message is received in another step than it is sent in, if data that should be
+    single-copy are written in the same step, or if data for other hosts should be single-copy.
     """
+    if not isinstance(plans, Mapping):
+        plans = dict(enumerate(plans))
     table = _Table(plans, itemsize, in_place, single_copy, writes and single_copy)
     table.pushed = pushed if single_copy and table.can_push() else 0.0
-    if not table.is_in_step() or (len(plans) > 1 and not table.rounds):
+    if not table.is_in_step() or (len(plans) > 1 and not (table.rounds or table.is_between_hosts)):
         return None
     table.lay_out()
-    if single_copy and not table.can_be_single_copy():
+    if single_copy and (table.is_between_hosts or not table.can_be_single_copy()):
         return None
-    instructions = tuple(_Writer(table, rank).instructions())
+    writer = _Writer(table, rank, max(1, segment_bytes // itemsize))
+    instructions = tuple(writer.instructions())
     scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
     return Instructions(
         instructions,
@@ -88,16 +108,19 @@ def instructions_of(
         single_copy,
         table.waits_for_readers,
         table.publishes,
-        (tuple(_notes(table, rank)),),
+        (tuple(_notes(plans[rank], itemsize)),),
+        tuple(writer.messages),
+        writer.message_bytes,
+        tuple(table.round_of) if table.is_between_hosts else (),
     )
 
 
 class _Table:
-    """The messages of all ranks: the place of each in its sender's memory, and how it is read."""
+    """The messages of a host's ranks: where each is in its sender's memory, and how it is read."""
 
     def __init__(
         self,
-        plans: Sequence[PlannedSlice],
+        plans: Mapping[int, PlannedSlice],
         itemsize: int,
         in_place: bool,
         single_copy: bool,
@@ -105,10 +128,26 @@ class _Table:
     ) -> None:
         self.plans, self.itemsize = plans, itemsize
         self.in_place, self.single_copy, self.writes = in_place, single_copy, writes
-        self.steps: list[dict[int, PlannedStep]] = [
-            {step.index: step for step in plan.steps} for plan in plans
-        ]
-        self.rounds = max((index + 1 for steps in self.steps for index in steps), default=0)
+        self.steps: dict[int, dict[int, PlannedStep]] = {
+            rank: {step.index: self._inside(step) for step in plan.steps}
+            for rank, plan in plans.items()
+        }
+        """Rank -> its steps, with the messages of this host alone."""
+        self.is_between_hosts = any(
+            message.peer not in plans
+            for plan in plans.values()
+            for step in plan.steps
+            for message in (*step.recvs, *step.sends)
+        )
+        end = max((index + 1 for steps in self.steps.values() for index in steps), default=0)
+        indices: Sequence[int] = range(end)
+        if self.is_between_hosts:
+            moving = {i for s in self.steps.values() for i in s if s[i].recvs or s[i].sends}
+            indices = sorted(moving)
+        self.step_count = end
+        self.round_of = {index: number for number, index in enumerate(indices, 1)}
+        """Step -> its round, from 1."""
+        self.rounds = len(indices)
         self.slot_bytes: dict[tuple[int, int], int] = {}
         """(rank, step) -> the bytes that the rank stages in the step."""
         self.exposed: dict[tuple[int, int], Span] = {}
@@ -118,6 +157,13 @@ class _Table:
         self.pushed = 0.0
         self._in_slot: dict[tuple[int, int], dict[Span, int]] = {}
         self._received: dict[tuple[int, int], list[tuple[int, Span, Span]]] = {}
+
+    def _inside(self, step: PlannedStep) -> PlannedStep:
+        recvs, sends = (
+            tuple(m for m in messages if m.peer in self.plans)
+            for messages in (step.recvs, step.sends)
+        )
+        return replace(step, recvs=recvs, sends=sends)
 
     @property
     def publishes(self) -> bool:
@@ -133,7 +179,7 @@ class _Table:
         last = self.rounds - 1
         return self.single_copy and any(
             not self.is_written(rank, last, m.span, m.peer)
-            for rank, steps in enumerate(self.steps)
+            for rank, steps in self.steps.items()
             if last in steps
             for m in steps[last].sends
         )
@@ -143,7 +189,7 @@ class _Table:
         return self.writes and peer in self.direct.get((rank, index, span), {})
 
     def lay_out(self) -> None:
-        for rank, steps in enumerate(self.steps):
+        for rank, steps in () if self.is_between_hosts else self.steps.items():
             for index in steps:
                 covering = None if self.single_copy else self._exposable(rank, index)
                 if covering is not None:
@@ -152,7 +198,7 @@ class _Table:
                     self.direct[rank, index, span] = {}
         for rank, index, span in self.direct:
             self.direct[rank, index, span] = dict(self._direct_writes(rank, index, span))
-        for rank, steps in enumerate([] if self.single_copy else self.steps):
+        for rank, steps in () if self.single_copy else self.steps.items():
             for index in steps:
                 self._lay_out(rank, index)
 
@@ -230,11 +276,12 @@ class _Table:
         return len({m.peer for m in self.steps[rank][index].sends if m.span == span})
 
     def can_be_single_copy(self) -> bool:
-        return all(self.stays_unchanged(r, s) for r, steps in enumerate(self.steps) for s in steps)
+        steps = self.steps.items()
+        return all(self.stays_unchanged(rank, index) for rank, own in steps for index in own)
 
     def can_push(self) -> bool:
         """Whether all messages are sent in one step, which only moves them to OUTPUT."""
-        steps = [step for steps in self.steps for step in steps.values()]
+        steps = [step for steps in self.steps.values() for step in steps.values()]
         received = [m.span for step in steps for m in step.recvs if m.span.start < m.span.stop]
         moves = all(span.buffer == OUTPUT for span in received)
         return self.rounds == 1 and moves and not any(step.folds for step in steps)
@@ -258,7 +305,7 @@ class _Table:
 
     def is_in_step(self) -> bool:
         """Whether every message is received in the step in which it is sent, with its size."""
-        for rank, steps in enumerate(self.steps):
+        for rank, steps in self.steps.items():
             for index, step in steps.items():
                 for peer in {m.peer for m in (*step.sends, *step.recvs)}:
                     there = self.steps[peer].get(index)
@@ -293,8 +340,12 @@ class _Table:
 
 
 class _Writer:
-    def __init__(self, table: _Table, rank: int) -> None:
-        self._table, self._rank, self._single_copy = table, rank, table.single_copy
+    def __init__(self, table: _Table, rank: int, segment: int) -> None:
+        self.table, self.rank, self._single_copy = table, rank, table.single_copy
+        self.segment = segment
+        """Elements of a segment of a message to another host."""
+        self.messages: list[HostMessage] = []
+        self.message_bytes = 0
         self._read_in: dict[int, int] = defaultdict(int)
         """Peer -> the latest round whose data the rank has waited for."""
         self._waited_for: dict[int, int] = defaultdict(int)
@@ -303,26 +354,36 @@ class _Writer:
         """(span, peer, round): what peers read where it is, and when."""
 
     def instructions(self) -> Iterator[Instruction]:
-        table, rank, rounds = self._table, self._rank, self._table.rounds
+        table, rank, rounds = self.table, self.rank, self.table.rounds
         copies = table.plans[rank].final_copies
         early = [copy for copy in copies if rounds and self._is_independent(copy)]
-        for index in range(rounds):
-            number = index + 1
+        whole = {step.index: step for step in table.plans[rank].steps}
+        for index in range(table.step_count):
+            number = table.round_of.get(index)
             step = table.steps[rank].get(index)
             if step is not None:
                 for copy in step.packs:
-                    yield from self._copy(copy.into, table.place(rank, copy.source))
-            if not self._writes_directly(index):
-                yield self._free_slot(index)
-            if step is not None:
-                yield from self._send(step)
-            else:
-                yield Post(number)
+                    yield from self.copy(copy.into, table.place(rank, copy.source))
+                far = _Far(self, whole[index])
+                yield from far.start()
+            if number is not None:
+                if not self._writes_directly(index):
+                    yield self._free_slot(index)
+                if step is not None:
+                    yield from self._send(step, number)
+                else:
+                    yield Post(number)
             if index == 0:
                 for copy in early:
-                    yield from self._copy(copy.into, table.place(rank, copy.source))
+                    yield from self.copy(copy.into, table.place(rank, copy.source))
             if step is not None:
-                yield from self._receive(step, number)
+                operands: dict[Span, Operand] = {}
+                yield from self._receive(step, number or 0, operands)
+                yield from far.complete(operands)
+                if self._writes_directly(step.index + 1):
+                    yield self._free_slot(step.index + 1)
+                for fold in step.folds:
+                    yield from self._reduce(step.index, fold, operands)
         if table.waits_for_readers:
             yield FreeSlot(rounds + 1)
             if table.pushed:
@@ -333,12 +394,12 @@ class _Writer:
                     yield from self._await(peer, rounds + 1)
         for copy in copies:
             if copy not in early:
-                yield from self._copy(copy.into, table.place(rank, copy.source))
+                yield from self.copy(copy.into, table.place(rank, copy.source))
         yield from self._until_read(lambda _: True)
 
     def _is_independent(self, copy: Copy) -> bool:
         """Whether a final copy may come before the steps, while the rank waits for peers."""
-        plan = self._table.plans[self._rank]
+        plan = self.table.plans[self.rank]
         others = [each for each in plan.final_copies if each is not copy]
         read = [span for step in plan.steps for span in step.reads]
         written = [span for step in plan.steps for span in step.writes]
@@ -350,18 +411,20 @@ class _Writer:
         )
 
     def _writes_directly(self, index: int) -> bool:
-        return any((self._rank, index, s) in self._table.direct for s in self._sent(index))
+        return any((self.rank, index, s) in self.table.direct for s in self._sent(index))
 
     def _free_slot(self, index: int) -> FreeSlot:
-        nbytes = self._table.slot_bytes.get((self._rank, index), 0)
-        covering = self._table.exposed.get((self._rank, index))
-        return FreeSlot(index + 1, nbytes, None if covering is None else covering.buffer)
+        nbytes = self.table.slot_bytes.get((self.rank, index), 0)
+        covering = self.table.exposed.get((self.rank, index))
+        return FreeSlot(
+            self.table.round_of[index], nbytes, None if covering is None else covering.buffer
+        )
 
     def _sent(self, index: int) -> list[Span]:
-        return self._table.sent(self._rank, index)
+        return self.table.sent(self.rank, index)
 
-    def _send(self, step: PlannedStep) -> Iterator[Instruction]:
-        table, rank, index = self._table, self._rank, step.index
+    def _send(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
+        table, rank, index = self.table, self.rank, step.index
         covering = table.exposed.get((rank, index))
         exposes = None
         if not self._single_copy:
@@ -372,17 +435,18 @@ class _Writer:
                     yield CopyBytes(into, source, table.nbytes(span), unless_shared)
         if covering is not None:
             exposes = table.place(rank, covering)
-        yield Post(index + 1, exposes)
+        yield Post(number, exposes)
         if (self._single_copy and table.pushed < 1) or covering is not None:
             self._exposed += [
-                (m.span, m.peer, index + 1)
+                (m.span, m.peer, number)
                 for m in step.sends
                 if not table.is_written(rank, index, m.span, m.peer)
             ]
 
-    def _receive(self, step: PlannedStep, number: int) -> Iterator[Instruction]:
-        table, rank = self._table, self._rank
-        operands: dict[Span, Operand] = {}
+    def _receive(
+        self, step: PlannedStep, number: int, operands: dict[Span, Operand]
+    ) -> Iterator[Instruction]:
+        table, rank = self.table, self.rank
         for peer, sent, received in table.received(rank, step.index):
             if self._read_in[peer] < number:
                 self._read_in[peer] = self._waited_for[peer] = number
@@ -391,20 +455,16 @@ class _Writer:
                 source = table.place(peer, sent)
             else:
                 source = table.in_slot(peer, step.index, sent)
-            if self._only_reduced(received, step):
+            if self.is_only_reduced(received, step):
                 operands[received] = source
             elif not table.is_written(peer, step.index, sent, rank):
                 direct = table.direct.get((peer, step.index, sent), {})
                 begin = pushed_bytes(table.nbytes(sent), table.pushed) if table.pushed else 0
                 unless_shared = OUTPUT if rank in direct else None
-                yield from self._copy(received, source, unless_shared, begin)
-        if self._writes_directly(step.index + 1):
-            yield self._free_slot(step.index + 1)
-        for fold in step.folds:
-            yield from self._reduce(step.index, fold, operands)
+                yield from self.copy(received, source, unless_shared, begin)
 
     def _push(self) -> Iterator[Instruction]:
-        table, rank = self._table, self._rank
+        table, rank = self.table, self.rank
         step = table.steps[rank].get(0)
         for peer in dict.fromkeys(m.peer for m in step.sends) if step is not None else ():
             if self._read_in[peer] < 1:
@@ -418,7 +478,7 @@ class _Writer:
     def _reduce(
         self, index: int, fold: Fold, operands: dict[Span, Operand]
     ) -> Iterator[Instruction]:
-        table, rank = self._table, self._rank
+        table, rank = self.table, self.rank
         if fold.into.start < fold.into.stop:
             yield from self._until_read(lambda span: self._overlap(span, fold.into))
             sources = [operands.get(s) or table.place(rank, s) for s in fold.sources]
@@ -434,14 +494,14 @@ class _Writer:
                     instruction = instruction._replace(staged=staged, readers=readers)
             yield instruction
 
-    def _copy(
+    def copy(
         self, into: Span, source: Operand, unless_shared: int | None = None, begin: int = 0
     ) -> Iterator[Instruction]:
         """Copy to a span, but for its first `begin` bytes."""
-        nbytes = self._table.nbytes(into) - begin
+        nbytes = self.table.nbytes(into) - begin
         if nbytes:
             yield from self._until_read(lambda span: self._overlap(span, into))
-            place = self._table.place(self._rank, into)
+            place = self.table.place(self.rank, into)
             place, source = place.after(begin), source.after(begin)
             yield CopyBytes(place, source, nbytes, unless_shared)
 
@@ -456,20 +516,110 @@ class _Writer:
             self._waited_for[peer] = number
             yield Wait(peer, number, reads=False)
 
-    def _only_reduced(self, span: Span, step: PlannedStep) -> bool:
+    def is_only_reduced(self, span: Span, step: PlannedStep) -> bool:
         """Whether received data are only reduced: whole, in this step, and never read again."""
         if span.buffer != SCRATCH or span.start == span.stop:
             return False
         folded = [source for fold in step.folds for source in fold.sources]
         if {source for source in folded if _meet(source, span)} != {span}:
             return False
-        plan = self._table.plans[self._rank]
+        plan = self.table.plans[self.rank]
         read = [each for later in plan.steps if later.index > step.index for each in later.reads]
         read += [copy.source for copy in plan.final_copies]
         return not any(_meet(each, span) for each in read)
 
     def _overlap(self, a: Span, b: Span) -> bool:
-        return _may_meet(a, b, self._table.in_place)
+        return _may_meet(a, b, self.table.in_place)
+
+
+class _Far:
+    """The messages of a step of `writer` to and from other hosts, as `messages.binding` has them.
+
+    Data behind a signature are received after its comparison, so that they always fit.
+    """
+
+    def __init__(self, writer: _Writer, step: PlannedStep) -> None:
+        self._writer, self._step = writer, step
+        self._recvs, self._sends = (
+            [part for m in messages if m.peer not in writer.table.plans for part in self._cut(m)]
+            for messages in (step.recvs, step.sends)
+        )
+        self._landed: list[tuple[Span, Operand]] = []
+        """(span, where in MESSAGE its data are received)"""
+        self._under_way: list[int] = []
+        self._sent: list[int] = []
+
+    def _cut(self, message: PlannedMessage) -> Iterator[PlannedMessage]:
+        (peer, (buffer, begin, end), signature), size = message, self._writer.table.itemsize
+        for start, stop in cut_in_segments(end - begin, self._writer.segment):
+            if signature is not None:
+                signature = None if start else place_of_signature((stop - start) * size)
+            yield PlannedMessage(peer, Span(buffer, begin + start, begin + stop), signature)
+
+    def start(self) -> Iterator[Instruction]:
+        """Start the receives, then the sends."""
+        signed = {m.peer for m in self._recvs if m.signature is not None}
+        self._waits = any(
+            m.signature == BESIDE or (m.signature is None and m.peer in signed) for m in self._recvs
+        )
+        for message in self._recvs:
+            if message.signature is not None:
+                inside = message.signature == INSIDE
+                nbytes = self._writer.table.nbytes(message.span) if inside else 0
+                place = yield from self._signed(message.peer, True, max(nbytes, INSIDE_BYTES))
+                if inside:
+                    self._landed.append((message.span, place))
+            elif not self._waits:
+                yield from self._data(message, True)
+        for message in self._sends:
+            inside = message.signature == INSIDE
+            if message.signature is not None:
+                nbytes = self._writer.table.nbytes(message.span) if inside else 0
+                yield from self._signed(message.peer, False, nbytes, message.span)
+            if not inside:
+                yield from self._data(message, False)
+
+    def complete(self, operands: dict[Span, Operand]) -> Iterator[Instruction]:
+        """Wait for all messages; `operands` gets the places of data that are only reduced."""
+        writer = self._writer
+        yield from self._wait()
+        for message in self._recvs:
+            if self._waits and message.signature != INSIDE:
+                yield from self._data(message, True)
+        yield from self._wait()
+        yield from map(Complete, self._sent)
+        for span, place in self._landed:
+            if writer.is_only_reduced(span, self._step):
+                operands[span] = place
+            else:
+                yield from writer.copy(span, place)
+
+    def _wait(self) -> Iterator[Instruction]:
+        yield from map(Complete, self._under_way)
+        self._under_way.clear()
+
+    def _signed(
+        self, peer: int, receives: bool, nbytes: int, span: Span | None = None
+    ) -> Generator[Instruction, None, Operand]:
+        """Start a message that begins with the header, in MESSAGE; `span` is copied there first."""
+        writer = self._writer
+        place = Operand(writer.rank, MESSAGE, writer.message_bytes + ALIGNMENT)
+        writer.message_bytes += ALIGNMENT + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if span is not None and nbytes:
+            yield CopyBytes(place, writer.table.place(writer.rank, span), nbytes)
+        yield self._start(peer, receives, place, nbytes, True)
+        return place
+
+    def _data(self, message: PlannedMessage, receives: bool) -> Iterator[Instruction]:
+        table = self._writer.table
+        place, nbytes = table.place(self._writer.rank, message.span), table.nbytes(message.span)
+        yield self._start(message.peer, receives, place, nbytes, False)
+
+    def _start(self, peer: int, receives: bool, place: Operand, nbytes: int, signed: bool) -> Start:
+        messages = self._writer.messages
+        messages.append(HostMessage(self._step.index, peer, receives, place, nbytes, signed))
+        (self._under_way if receives else self._sent).append(len(messages) - 1)
+        return Start(len(messages) - 1)
 
 
 def _touches_scratch(instruction: Instruction) -> bool:
@@ -481,11 +631,12 @@ def _touches_scratch(instruction: Instruction) -> bool:
     return any(place.buffer == SCRATCH for place in places)
 
 
-def _notes(table: _Table, rank: int) -> Iterator[tuple[int, str, int, int]]:
-    for step in table.plans[rank].steps:
+def _notes(plan: PlannedSlice, itemsize: int) -> Iterator[tuple[int, str, int, int]]:
+    for step in plan.steps:
         for way, messages in (("recv", step.recvs), ("send", step.sends)):
             for message in messages:
-                yield step.index, way, message.peer, table.nbytes(message.span)
+                nbytes = (message.span.stop - message.span.start) * itemsize
+                yield step.index, way, message.peer, nbytes
 
 
 def _meet(a: Span, b: Span) -> bool:

@@ -1,7 +1,9 @@
-"""Run a plan through shared memory, by a compiled program."""
+"""Run a plan through shared memory, by a compiled program, and by its messages to other hosts."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ringreduce.control import executable
@@ -9,7 +11,9 @@ from ringreduce.control.executable import Control
 from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device, flat_pair, shares_memory
 from ringreduce.planning.plan import Plan
+from ringreduce.shm.layout import OVER, UNDER_WAY, WITHDRAWN, HostMessageRecord
 from ringreduce.shm.program import PlanProgram
+from ringreduce.transports.base import Request, Transport
 
 
 class ShmExecutable(executable.Executable):
@@ -116,3 +120,83 @@ class ShmExecutable(executable.Executable):
         self.program.reset()
         self._end()
         self._copy_out, self.held = None, ()
+
+
+_POLLS = 20
+"""Tests of a message before the program yields, while the rank seems to have a core of its own."""
+
+
+class HostsExecutable(ShmExecutable):
+    """A plan that ranks of several hosts run, each host by its program."""
+
+    def __init__(
+        self,
+        program: PlanProgram,
+        device: Device,
+        control: Control,
+        transport: Transport,
+        counts: tuple[Counter[int], Counter[int]],
+        on_free: Callable[[HostsExecutable], None],
+    ) -> None:
+        """`counts`: the messages ever sent to and received from each peer, as `tally` adds them."""
+        super().__init__(program, device, control)
+        self._transport, self._counts, self._on_free = transport, counts, on_free
+        self._requests: dict[int, Request] = {}
+        """Requests of a broken run, by the index of their message."""
+
+    def test(self) -> bool:
+        self.program.mpi.polls = _POLLS if self._transport.yielding.spins else 0
+        return super().test()
+
+    def replan(self, plan: Plan) -> bool:
+        return False  # messages have their lengths
+
+    def _request(self, index: int, message: HostMessageRecord) -> Request:
+        native = self._transport.native()
+        assert native is not None
+        if index not in self._requests:
+            self._requests[index] = native.request(message.request)
+        return self._requests[index]
+
+    def withdraw(self) -> bool:
+        """Withdraw the posted receives, the latest first: see `Executable.withdraw`."""
+        for index, message in reversed([*enumerate(self.program.messages)]):
+            if self._running and message.receives and message.state == UNDER_WAY:
+                untouched = self._transport.withdraw(self._request(index, message))
+                if untouched is None:
+                    return False
+                message.state = WITHDRAWN if untouched else OVER
+        return True
+
+    def tally(self) -> None:
+        if self._running:
+            self._count(
+                message
+                for message in self.program.messages
+                if (message.state == OVER if message.receives else message.state)
+            )
+
+    def count_runs(self) -> None:
+        """Count the messages of the complete runs since the latest call."""
+        runs = self.program.take_runs()
+        self._count(self.program.messages, runs)
+
+    def _count(self, messages: Iterable[HostMessageRecord], times: int = 1) -> None:
+        for message in messages:
+            self._counts[message.receives][message.peer] += times
+
+    def sends_done(self) -> bool:
+        for index, message in enumerate(self.program.messages):
+            if self._running and not message.receives and message.state == UNDER_WAY:
+                if not self._request(index, message).Test():
+                    return False
+                message.state = OVER
+        return True
+
+    def reset(self) -> None:
+        self._requests.clear()
+        super().reset()
+
+    def free(self) -> None:
+        self.count_runs()
+        self._on_free(self)

@@ -15,8 +15,10 @@ from ringreduce.compiler.records import (
     size_of,
 )
 from ringreduce.shm.copies import copy_bytes, push, read
+from ringreduce.shm.host_messages import begin_messages, complete, progress, start
 from ringreduce.shm.iovec import contiguous, gathered, scatter, writable_at
 from ringreduce.shm.layout import (
+    COMPLETE,
     COPY,
     DONE,
     FREE_SLOT,
@@ -28,6 +30,7 @@ from ringreduce.shm.layout import (
     POST,
     PUSH,
     REDUCE,
+    START,
     WAIT,
     WORD,
     Buffer,
@@ -35,8 +38,10 @@ from ringreduce.shm.layout import (
     Destinations,
     DirectWrite,
     FreeSlotRecord,
+    HostMessageRecord,
     InstructionRecord,
     Location,
+    MessageRecord,
     OperandRecord,
     Peer,
     PostRecord,
@@ -219,7 +224,7 @@ def bind(team: Team, buffer: Buffer, location: Location, address: Address) -> No
 
 @compilable
 def run(address: Address, number: int, source: Address, target: Address) -> int:
-    """Run the program at `address`; return DONE, PENDING (it waits or pauses) or MISMATCH.
+    """Run the program at `address`; return DONE, PENDING (it waits or pauses), MISMATCH or FAILED.
 
     `number` is that of the call, or -1 if the header is complete.  `source` and `target` are
     the addresses of INPUT and OUTPUT; 0: the same as before; negative: the negated address of
@@ -241,6 +246,7 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
         program.base = team.rounds
         team.rounds += program.rounds
         program.done_bytes = 0
+        begin_messages(program)
     base, result, timed = program.base, DONE, is_timed(team)
     while True:
         if team.delay_seed:
@@ -265,15 +271,22 @@ def run(address: Address, number: int, source: Address, target: Address) -> int:
             post(program, team, PostRecord(at), base + instruction.round)
         elif opcode == FREE_SLOT:
             result = free_slot(program, team, FreeSlotRecord(at), base + instruction.round)
+        elif opcode == START:
+            result = start(program, team, HostMessageRecord(MessageRecord(at).message))
+        elif opcode == COMPLETE:
+            result = complete(program, team, HostMessageRecord(MessageRecord(at).message))
         elif opcode == PAUSE:
             at += INSTRUCTION_BYTES
             result = PENDING
         else:
             break
+        if result == PENDING:
+            result = progress(program, team)
         if result != DONE:
             program.instruction = at
             return result
         at += INSTRUCTION_BYTES
     program.instruction = 0
+    program.runs += 1
     claim(address_of(slot_of(team.segment, team.rounds + 1)))
     return DONE

@@ -208,6 +208,26 @@ class Peer(Record):
 
 
 @record
+class Mpi(Record):
+    """The functions of MPI that programs call, and what they pass: see `transports.mpi`."""
+
+    # Addresses of MPI_Isend, MPI_Irecv and MPI_Test; 0: programs have no messages.
+    isend: Address
+    irecv: Address
+    test: Address
+    # Handles of the communicator and of MPI_BYTE, and the address of MPI_STATUS_IGNORE.
+    comm: Word
+    byte: Word
+    ignored: Word
+    # Scratch of MPI_Test: not 0 if a message is complete.
+    flag: Word
+    # Tests of a message before the rank yields its core.
+    polls: Word
+    # The latest error code.
+    error: Word
+
+
+@record
 class Team(Record):
     """State that all programs of a communicator share; a `Peer` for each other rank follows."""
 
@@ -247,6 +267,7 @@ class Team(Record):
     trial: StoreTrial
     # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
     indirect_reads: Word
+    mpi: Mpi
 
 
 # --- a program ------------------------------------------------------------------------------------
@@ -287,18 +308,26 @@ class Program(Record):
     in_place: Word
     # Address of `shm.executor.run`, compiled.
     run: Address
+    # Memory for messages to and from other hosts that begin with the header.
+    message: Buffer
+    # Array of `message_count` records `HostMessageRecord`.
+    messages: Address
+    message_count: Word
+    # Complete runs since their messages were last counted.
+    runs: Word
 
 
 PUBLISHES_NOTHING, PUBLISHES_ARRAYS, PUBLISHES_DATA = range(3)
 """Data that ranks publish in a round besides the header: none; the locations of INPUT and OUTPUT;
 the locations of the round's data and of OUTPUT."""
 
-DONE, PENDING, MISMATCH = range(3)
-"""Results of a run: the program is over; it waits or pauses; a peer is in another call."""
+DONE, PENDING, MISMATCH, FAILED = range(4)
+"""Results of a run: the program is over; it waits or pauses; a peer is in another call; MPI reports
+an error."""
 
 # --- instructions ---------------------------------------------------------------------------------
 
-FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END = range(8)
+FREE_SLOT, POST, WAIT, COPY, PUSH, REDUCE, PAUSE, END, START, COMPLETE = range(10)
 """Opcodes."""
 
 
@@ -411,6 +440,36 @@ class ReduceRecord(Record):
     # 1: divide the result by the divisor of the program; 0: do not.
     divides: Word
 
+
+@record
+class MessageRecord(Record):
+    """START or COMPLETE a message."""
+
+    opcode: Word
+    # Address of the `HostMessageRecord`.
+    message: Address
+
+
+@record
+class HostMessageRecord(Record):
+    """A message to or from another host: see `planning.instructions.HostMessage`."""
+
+    # Where it begins: with its header, if it has one.
+    place: OperandRecord
+    # Bytes that are sent, or the most that are received.
+    nbytes: Word
+    peer: Word
+    receives: Word
+    # 1: it begins with the header of the call; 0: it does not.
+    signed: Word
+    # MPI's request.
+    request: Word
+    # NOT_STARTED, UNDER_WAY, OVER or WITHDRAWN.
+    state: Word
+
+
+NOT_STARTED, UNDER_WAY, OVER, WITHDRAWN = range(4)
+"""States of a message in a run: WITHDRAWN is a receive that got no message."""
 
 STREAMED = 2
 """Value of `CopyRecord.staged` for a long copy from a rank's own input to its own output."""

@@ -2,7 +2,7 @@
 
 All ranks run the same plans through shared memory, and choose the same way for the data.  Both
 depend only on the call and on what all ranks can do.  Headers, errors and results are the same as
-with messages.
+with messages.  Ranks of other hosts may run the same plan by messages alone.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ from ringreduce.control.signature import HEADER_BYTES
 from ringreduce.devices import compiled
 from ringreduce.devices.base import Device
 from ringreduce.planning.instructions import (
+    MESSAGE,
     SLOT,
+    Complete,
     CopyBytes,
     FreeSlot,
+    HostMessage,
     Instruction,
     Instructions,
     Operand,
     Pause,
     Post,
     Reduce,
+    Start,
     Wait,
     join,
 )
@@ -45,9 +49,22 @@ from ringreduce.planning.plan import Plan
 from ringreduce.planning.select import pushed_part
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
-from ringreduce.shm.layout import WORD, Buffer, Location, OperandRecord, Peer, Program, Slot, Team
+from ringreduce.shm.host_messages import is_missing, messages_of, place_of
+from ringreduce.shm.layout import (
+    WORD,
+    Buffer,
+    HostMessageRecord,
+    Location,
+    Mpi,
+    OperandRecord,
+    Peer,
+    Program,
+    Slot,
+    Team,
+)
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
+from ringreduce.transports.base import NativeMessages
 
 _READ_BYTES = (256 << 10, 128 << 10)
 """Bytes of each array to reduce at a time: data read from other processes stay in the cache.
@@ -94,12 +111,18 @@ class PlanProgram:
         self._shared_memory = shared_memory
         self._instructions = instructions._replace(instructions=())  # they are in `words` now
         self._memory = words, scratch
-        self._program = Program(array_address(words))
+        self._program = program = Program(array_address(words))
+        self.messages = messages_of(program)
+        """The messages to and from other hosts."""
         self.address = array_address(words)
         header = words.view(np.uint8)[offset_of(Program, "header") :][:HEADER_BYTES]
         self.header = memoryview(header)
         self.moved = False
         """Whether the latest `enter` left the program at another instruction."""
+
+    @property
+    def mpi(self) -> Mpi:
+        return self._shared_memory.team.mpi
 
     @property
     def notes(self) -> Sequence[Sequence[Note]]:
@@ -120,7 +143,14 @@ class PlanProgram:
         self.moved = self._program.instruction != before
         if state == layout.MISMATCH:
             self._shared_memory.report_mismatch(self._program)
+        if state == layout.FAILED:
+            self._shared_memory.raise_error()
         return bool(state == layout.DONE)
+
+    def take_runs(self) -> int:
+        """Return the complete runs since the latest call of this method."""
+        runs, self._program.runs = self._program.runs, 0
+        return runs
 
     def rewrite(self, plan: Plan) -> bool:
         """Rewrite the idle program for a plan of other counts; False if that is impossible."""
@@ -147,8 +177,11 @@ class SharedMemory:
         rank: int,
         config: Config,
         on_mismatch: Callable[[int, bytes], None],
+        native: NativeMessages | None = None,
     ) -> None:
-        assert config.memory is not None
+        """Make programs of calls on ranks of one host, or with `native` messages of several."""
+        facts = config.memory or config.node_memory
+        assert facts is not None
         enter, run = functions.python_function("enter"), functions.address("run")
         assert enter is not None
         assert run is not None
@@ -156,16 +189,18 @@ class SharedMemory:
         self._scratch_bytes: Any = None
         self.enter, self._memory, self._rank, self._on_mismatch = enter, memory, rank, on_mismatch
         self._config = config
-        size = len(memory.addresses)
-        peers = self._peers = [peer for peer in range(size) if peer != rank]
+        size = self._size = len(memory.addresses)
+        self._mates = memory.mates
+        peers = self._peers = [peer for peer in memory.mates if peer != rank]
+        self._native = native
         self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
-        read_bytes = _READ_BYTES[config.memory.quick]
+        read_bytes = _READ_BYTES[facts.quick]
         self._read_buffer = np.empty(read_bytes * len(peers), np.uint8)
         self._fold_scratch = np.empty(compiled.FOLD_BYTES, np.uint8)
         self._sources = np.zeros(size, np.int64)
         self._gather_buffer = np.empty(layout.GATHER_BYTES * (size + 1), np.uint8)
         team = self.team = Team(array_address(self._team_words))
-        crowded, self._writes = config.memory.crowded, config.memory.writes
+        crowded, self._writes = facts.crowded, facts.writes
         self._has_core = not crowded and size > 1
         team.spins, team.yields = _CROWDED_SPINS_AND_YIELDS if crowded else _SPINS_AND_YIELDS
         team.peer_count = len(peers)
@@ -174,6 +209,10 @@ class SharedMemory:
         team.fold_scratch = array_address(self._fold_scratch)
         team.sources = array_address(self._sources)
         team.gather_buffer = array_address(self._gather_buffer)
+        if native is not None:
+            mpi = team.mpi
+            mpi.isend, mpi.irecv, mpi.test = native.isend, native.irecv, native.test
+            mpi.comm, mpi.byte, mpi.ignored = native.comm, native.byte, native.ignored
         self._begin_trials(0)
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
@@ -193,7 +232,10 @@ class SharedMemory:
     # --- instructions ---
 
     def instructions(self, plan: Plan, op: str | None, dtype: Any) -> Instructions | None:
-        """Return this rank's instructions for a plan; None, on all ranks, if messages run it."""
+        """Return this rank's instructions for a plan; None if messages run it.
+
+        None on all ranks of this host.
+        """
         if len(self._peers) >= _MAX_RANKS:
             return None
         if op is not None and compiled.fold(op, dtype) is None:
@@ -209,17 +251,18 @@ class SharedMemory:
 
     def _slices(self, plan: Plan, single_copy: bool) -> list[Instructions] | None:
         """Return this rank's instructions for each slice of a plan; None if a slice has none."""
-        plans = [plan.of(rank) for rank in range(0 if plan.moves else len(self._peers) + 1)]
+        moves = None if self._native is not None else plan.moves
+        plans = {} if moves is not None else {rank: plan.of(rank) for rank in self._mates}
         pushed = self._pushed(plan, single_copy)
         slices = []
         for index in range(plan.slices):
             instructions: Instructions | None
-            if plan.moves is not None:
-                instructions = plan.moves.instructions(index, single_copy, pushed)
+            if moves is not None:
+                instructions = moves.instructions(index, single_copy, pushed)
             else:
-                every = [each.slice(index) for each in plans]
+                every = {rank: each.slice(index) for rank, each in plans.items()}
                 how = plan.itemsize, single_copy, plan.in_place, self._writes, pushed
-                instructions = instructions_of(every, self._rank, *how)
+                instructions = instructions_of(every, self._rank, *how, plan.segment_bytes)
             if instructions is None or instructions.slot_bytes > layout.MAX_STAGED_BYTES:
                 return None
             slices.append(instructions)
@@ -243,7 +286,7 @@ class SharedMemory:
         return PlanProgram(self, words, instructions, scratch)
 
     def rewrite(self, words: Any, instructions: Instructions, plan: Plan) -> Instructions | None:
-        """Rewrite the idle program of a direct all-to-all for the counts of `plan`.
+        """Rewrite the idle program of a direct all-to-all of one host for the counts of `plan`.
 
         `words` and `instructions` are those of the program.  Returns the new instructions,
         or None (on all ranks alike) if a new program is needed.
@@ -319,9 +362,15 @@ class SharedMemory:
     ) -> Any:
         """Write a program and its instructions; return their memory, as words."""
         size = size_of(Program) + layout.INSTRUCTION_BYTES * (len(instructions.instructions) + 1)
-        lists = sum(map(self._list_bytes, instructions.instructions))
-        words = np.zeros((size + lists) // WORD, np.int64)
+        messages = size + sum(map(self._list_bytes, instructions.instructions))
+        bytes_of_messages = messages + size_of(HostMessageRecord) * len(instructions.messages)
+        words = np.zeros((bytes_of_messages + instructions.message_bytes) // WORD, np.int64)
         program = Program(array_address(words))
+        program.message.address = address_of(program) + bytes_of_messages
+        program.messages = address_of(program) + messages
+        program.message_count = len(instructions.messages)
+        for index in range(program.message_count):
+            self._write_message(program, index, instructions.messages[index])
         program.team, program.run = address_of(self.team), self._run
         program.rounds = sum(instructions.rounds)
         if instructions.single_copy:
@@ -331,7 +380,7 @@ class SharedMemory:
         dtype = scratch.dtype
         program.item_bytes = dtype.itemsize // (2 if dtype.kind == "c" else 1)
         program.fold = (0 if op is None else compiled.fold(op, dtype)) or 0
-        program.divisor = len(self._peers) + 1 if op == "mean" else 0
+        program.divisor = self._size if op == "mean" else 0
         program.scratch.address = device.address(scratch)
         at = address_of(program) + size_of(Program)
         free = address_of(program) + size
@@ -340,11 +389,22 @@ class SharedMemory:
                 free = self._write_reduce(program, layout.ReduceRecord(at), instr, free)
             elif isinstance(instr, CopyBytes) and instr.into.rank != self._rank:
                 free = self._write_push(program, layout.PushRecord(at), instr, free)
+            elif isinstance(instr, Start | Complete):
+                record = layout.MessageRecord(at)
+                record.opcode = layout.START if isinstance(instr, Start) else layout.COMPLETE
+                record.message = program.messages + instr.message * size_of(HostMessageRecord)
             else:
                 self._write(program, at, instr)
             at += layout.INSTRUCTION_BYTES
         layout.InstructionRecord(at).opcode = layout.END
         return words
+
+    def _write_message(self, program: Program, index: int, message: HostMessage) -> None:
+        header = HEADER_BYTES if message.signed else 0
+        record = HostMessageRecord(program.messages + index * size_of(HostMessageRecord))
+        self._point(program, record.place, message.place.after(-header))
+        record.nbytes, record.peer = message.nbytes + header, message.peer
+        record.receives, record.signed = message.receives, message.signed
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
         """Write the location of a buffer of this rank, as peers resolve it."""
@@ -445,6 +505,8 @@ class SharedMemory:
             return {INPUT: peer.input, OUTPUT: peer.output, SLOT: peer.slot}[buffer]
         if buffer == SLOT:
             return self.team.slot
+        if buffer == MESSAGE:
+            return program.message
         return {INPUT: program.input, OUTPUT: program.output, SCRATCH: program.scratch}[buffer]
 
     def _peer(self, rank: int) -> Peer:
@@ -453,9 +515,19 @@ class SharedMemory:
     # --- after an error ---
 
     def report_mismatch(self, program: Program) -> None:
-        peer = self._peers[program.blamed]
-        header = self._slot(peer, self._sequence_waited_for(program)).header
-        self._on_mismatch(peer, ctypes.string_at(address_of(header), HEADER_BYTES))
+        instruction = layout.InstructionRecord(program.instruction)
+        if instruction.opcode == layout.COMPLETE:
+            message = HostMessageRecord(layout.MessageRecord(program.instruction).message)
+            peer, header = message.peer, place_of(message)
+        else:
+            peer = self._peers[program.blamed]
+            header = address_of(self._slot(peer, self._sequence_waited_for(program)).header)
+        self._on_mismatch(peer, ctypes.string_at(header, HEADER_BYTES))
+
+    def raise_error(self) -> None:
+        """Raise MPI's latest error."""
+        assert self._native is not None
+        raise self._native.error(self.team.mpi.error)
 
     def _sequence_waited_for(self, program: Program) -> int:
         instruction = layout.InstructionRecord(program.instruction)
@@ -467,6 +539,14 @@ class SharedMemory:
         if program.instruction == 0:
             return 0, []
         opcode = layout.InstructionRecord(program.instruction).opcode
+        if opcode in (layout.START, layout.COMPLETE):
+            address = layout.MessageRecord(program.instruction).message
+            index = (address - program.messages) // size_of(HostMessageRecord)
+            message = instructions.messages[index]
+            same_step = zip(instructions.messages, messages_of(program), strict=True)
+            return message.step, sorted(
+                {m.peer for m, record in same_step if m.step == message.step and is_missing(record)}
+            )
         if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a peer's process does not answer reads
             return 0, list(self._peers)
         sequence = self._sequence_waited_for(program)

@@ -14,6 +14,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,12 @@ from ringreduce.system.memory_files import (
     new_file,
 )
 from ringreduce.system.prctl import allow_reads
+from ringreduce.system.topology import Nodes
 from ringreduce.transports.base import Transport
 
 _COMPILES = 2
 """Passed by a rank that may be about to compile, in place of whether it has compiled functions."""
+_DIGEST_BYTES = 8
 _NOTHING, _SHARES, _READS, _WRITES = (bytes((access,)) for access in range(4))
 """A rank's access to its peers' files and memory: the rank cannot map all files; it maps all files;
 it also reads all memory; it also writes all memory."""
@@ -50,12 +53,18 @@ long where cores share a cache, and 50,000 ns where they share none.
 
 
 class Segments:
-    """A segment of every rank, mapped by all of them; its slots and mail are zero at first."""
+    """A segment of every rank of this host, which all of them map.
 
+    Its slots and mail are zero at first.
+    """
+
+    mates: Sequence[int]
+    """The ranks of this host."""
     nbytes: int
     arena: Any
     """This rank's segment behind its slots, ring and mail, as bytes."""
     addresses: Sequence[int]
+    """By rank; 0: a rank of another host."""
     processes: Sequence[int]
     """The process id by which to read a rank's private memory, by rank; 0: this process."""
     single_copy: bool
@@ -64,10 +73,12 @@ class Segments:
     """Whether every rank can also write the private memory of all other ranks."""
     quick: bool
     """Whether the kernel reads and writes about as fast as a rank copies from shared memory."""
+    crowded = False
+    """Whether a host of the communicator has more ranks than cores."""
 
     def __init__(
         self,
-        segments: list[Any],
+        segments: dict[int, Any],
         rank: int,
         nbytes: int,
         processes: Sequence[int],
@@ -75,36 +86,53 @@ class Segments:
         writes: bool,
         quick: bool,
     ) -> None:
-        self._segments = segments
+        self._segments, self.mates = segments, sorted(segments)
         self.nbytes = segments[rank].size
         self.arena = segments[rank][nbytes:]
-        self.addresses = [int(segment.ctypes.data) for segment in segments]
+        self.addresses = [0] * len(processes)
+        for mate, segment in segments.items():
+            self.addresses[mate] = int(segment.ctypes.data)
         self.processes, self.single_copy = processes, single_copy
         self.writes, self.quick = writes, quick
 
 
-def share_segments(transport: Transport) -> Segments | None:
-    """Map a segment of every rank in all ranks.  Collective, before the first call.
+def share_segments(transport: Transport, nodes: Nodes | None = None) -> Segments | None:
+    """Map a segment of every rank in all ranks of its node.  Collective, before the first call.
 
-    Returns None, on all ranks, if the ranks are on several nodes, if some rank lacks the compiled
-    functions, or if no memory can be shared.
+    `nodes`: those of the communicator, if they are others than the transport's.  Returns None, on
+    all ranks, if a node is on several hosts, if nodes are several and compiled code cannot send
+    messages between them, if some rank lacks the compiled functions, or if the ranks of a node
+    cannot share memory.
     """
     COMPILING[:] = [jit.COMPILING]
-    if len(transport.nodes()) > 1:
+    nodes = transport.nodes() if nodes is None else nodes
+    hosts = [set(host) for host in transport.nodes()]
+    able = all(any(host.issuperset(node) for host in hosts) for node in nodes)
+    able &= len(nodes) == 1 or transport.native() is not None
+    can = able and (_COMPILES if compiles() else is_available())
+    digest = blake2b(repr(nodes).encode(), digest_size=_DIGEST_BYTES).digest()
+    rows = transport.collect(bytes((can,)) + digest)
+    every = {rows[i : i + _DIGEST_BYTES] for i in range(1, len(rows), 1 + _DIGEST_BYTES)}
+    all_can = rows[:: 1 + _DIGEST_BYTES]
+    if len(every) > 1:  # the ranks compare their nodes later, and say so
         return None
-    can = transport.collect(bytes((_COMPILES if compiles() else is_available(),)))
-    if _COMPILES in can:
-        can = transport.collect(bytes((is_available(),)), DEFAULT_TIMEOUT_S)
-    if 0 in can:
+    if _COMPILES in all_can:
+        all_can = transport.collect(bytes((able and is_available(),)), DEFAULT_TIMEOUT_S)
+    if 0 in all_can:
         return None
     nbytes = SEGMENT_BYTES + mail_bytes(transport.size)
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # arrays of the arena begin pages
+    segments = None
     if not transport.one_process:
-        segments = map_files(nbytes, transport.collect, transport.rank)
-        if segments is not None:
-            return segments
-    buffers = transport.allocate_shared(nbytes)
-    return None if buffers is None else _in_buffers(buffers, transport)
+        mates = next(node for node in nodes if transport.rank in node)
+        segments = map_files(nbytes, transport.collect, transport.rank, mates)
+    if segments is None and len(nodes) == 1:
+        buffers = transport.allocate_shared(nbytes)
+        segments = None if buffers is None else _in_buffers(buffers, transport)
+    if segments is not None:
+        crowded = bytes((transport.yielding.crowded,))
+        segments.crowded = 1 in (crowded if len(nodes) == 1 else transport.collect(crowded))
+    return segments
 
 
 def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None:
@@ -114,17 +142,20 @@ def _in_buffers(buffers: Sequence[Any], transport: Transport) -> Segments | None
     aligned = all(segment.ctypes.data % WORD == 0 for segment in segments)
     if 0 in transport.collect(bytes((aligned,))):  # from here on all slots are zero
         return None
-    processes = [0] * transport.size
-    return Segments(segments, transport.rank, mine.size, processes, *[transport.one_process] * 3)
+    processes, ranks = [0] * transport.size, range(transport.size)
+    mapped = dict(zip(ranks, segments, strict=True))
+    return Segments(mapped, transport.rank, mine.size, processes, *[transport.one_process] * 3)
 
 
-def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
+def map_files(
+    nbytes: int, collect: Collect, rank: int, mates: Sequence[int] | None = None
+) -> Segments | None:
     """Map a segment of every rank from a memory file of that rank.  Collective.
 
-    A segment has `nbytes` bytes, at least 16, and an arena as long as the machine's memory, if
-    the address space allows that: the system allocates only pages that are written.  Returns
-    None, on all ranks, if some rank cannot make a memory file, may not open another rank's, or
-    is on another host.
+    `mates`: the ranks of this rank's host, if they are not all.  A segment has `nbytes` bytes, at
+    least 16, and an arena as long as the machine's memory, if the address space allows that: the
+    system allocates only pages that are written.  Returns None, on all ranks, if some rank cannot
+    make a memory file, may not open that of a mate, or is on another host than its mates.
     """
     token = secrets.token_bytes(TOKEN_BYTES)
     here = np.zeros(2 * TOKEN_BYTES + _TRIALS * _TRIAL_BYTES, np.uint8)
@@ -136,12 +167,14 @@ def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
         # Each rank recognises the memory of another one by the token at this address.
         place = RankFile(os.getpid(), mark, length, here.ctypes.data, token)
         places = place.exchange(collect)
-        segments = list(map(map_file_of, places))
-        maps_all = not any(segment is None for segment in (mine, *segments))
+        here_are = sorted(range(len(places)) if mates is None else mates)
+        of_mates = [places[mate] for mate in here_are]
+        segments = {mate: map_file_of(places[mate]) for mate in here_are}
+        maps_all = not any(segment is None for segment in (mine, *segments.values()))
 
         def access() -> bytes:
-            reads = maps_all and all(map(_reads, places))
-            if reads and all(map(_writes, places)):
+            reads = maps_all and all(map(_reads, of_mates))
+            if reads and all(map(_writes, of_mates)):
                 return _WRITES
             return _READS if reads else _SHARES if maps_all else _NOTHING
 
@@ -164,7 +197,7 @@ def map_files(nbytes: int, collect: Collect, rank: int) -> Segments | None:
     if writes and nbytes >= RING_OFFSET + _TRIALS * _TRIAL_BYTES:
         here[2 * TOKEN_BYTES :] = mine[RING_OFFSET:][: _TRIALS * _TRIAL_BYTES] = 1
         collect(_SHARES)
-        peer = (rank + 1) % len(places)
+        peer = here_are[(here_are.index(rank) + 1) % len(here_are)]
         process, address = places[peer].process, places[peer].fact + 2 * TOKEN_BYTES
         mapped = segments[peer][RING_OFFSET:]
         quick = 0 not in collect(bytes((_is_quick(process, address, mapped),)))

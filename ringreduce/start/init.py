@@ -250,7 +250,7 @@ def _assemble(
         if path is not None:
             rank = place.mpi_rank() if over.name == "mpi" else None
             traces.begin(path, over.rank if rank is None else rank)
-        segments = share_segments(over) if config.shared_memory else None
+        segments = share_segments(over, placed) if config.shared_memory else None
         if given.transport == "shm" and segments is None:
             raise UnavailableError
         comm = communicator(over, placed, given.timeout_s, config, segments, adopt)

@@ -7,8 +7,8 @@ Control messages are short and rare; a rank polls for them, from any peer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.transports.yielding import Yielding
@@ -16,6 +16,24 @@ from ringreduce.transports.yielding import Yielding
 ABANDONED: list[Any] = []
 """Messages that were given up, or not withdrawn.  They keep their memory, which peers and MPI may
 read and write until the process ends."""
+
+
+class NativeMessages(NamedTuple):
+    """The functions by which compiled code sends data messages, and what it passes to them."""
+
+    isend: int
+    """Address of MPI_Isend; the two below: of MPI_Irecv and MPI_Test."""
+    irecv: int
+    test: int
+    comm: int
+    """Handle of the communicator of data messages; the next one: of MPI_BYTE."""
+    byte: int
+    ignored: int
+    """Address that stands for no status."""
+    error: Callable[[int], Exception]
+    """Returns the exception for an error code."""
+    request: Callable[[int], Any]
+    """Returns a `Request` for a handle."""
 
 
 class Request(Protocol):
@@ -110,6 +128,10 @@ class Transport(Protocol):
         Collective, once, before the first call.  None, on all ranks, if they are not on one
         host.
         """
+
+    def native(self) -> NativeMessages | None:
+        """Return how compiled code sends data messages, on all ranks alike; None if it cannot."""
+        return None
 
     def channel(self) -> Channel:
         """Return the transport's channel for messages between two ranks; the same each time."""

@@ -11,6 +11,7 @@ calls, so every poll is one.  Importing this module imports mpi4py.MPI, which in
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import threading
@@ -24,7 +25,7 @@ from mpi4py import MPI
 
 from ringreduce.errors import PeerLostError, PeerTimeoutError
 from ringreduce.system.cores import allowed
-from ringreduce.transports.base import Transport, lost, not_assembled
+from ringreduce.transports.base import NativeMessages, Transport, lost, not_assembled
 from ringreduce.transports.yielding import YIELDS, Yielding
 
 _CONTROL_TAG, _ENVELOPE_TAG, _FIRST_DATA_TAG = range(3)
@@ -173,6 +174,22 @@ class MpiTransport(Transport):
             self.close()
             raise _not_made("shared memory", error, self._parent) from None
         return [self._window.Shared_query(rank)[0] for rank in range(self.size)]
+
+    def native(self) -> NativeMessages | None:
+        """See `Transport.native`.  Other threads call MPI at the same time, which it must allow."""
+        if not self.threads or self._synchronous_sends:
+            return None
+        library = ctypes.CDLL(MPI.__file__)
+        try:
+            names = ("MPI_Isend", "MPI_Irecv", "MPI_Test")
+            isend, irecv, test = (_address(getattr(library, name)) for name in names)
+        except AttributeError:
+            return None
+        # MPI_STATUS_IGNORE is no object of mpi4py: MPICH and its kin define it as 1.
+        ignored = 0 if MPI.Get_library_version().startswith("Open MPI") else 1
+        handles = self._data.handle, MPI.BYTE.handle
+        how = MPI.Exception, MPI.Request.fromhandle
+        return NativeMessages(isend, irecv, test, *handles, ignored, *how)
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
         """See `Transport.split`.  Raises PeerTimeoutError if a member does not take part.
@@ -399,6 +416,10 @@ def why_not_shrink() -> str:
     if os.environ.get(_FAULT_TOLERANT) not in ("1", "true"):
         return f"{name} was started without fault tolerance; use `mpiexec --with-ft ulfm`"
     return ""
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _host() -> bytes:

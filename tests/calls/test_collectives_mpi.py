@@ -56,6 +56,20 @@ def test_ranks_runs_and_transports_have_the_same_bits(digests, algorithm):
         assert len(found) == 1, call
 
 
+def test_hosts_with_memory_of_their_own_have_the_bits_of_messages_and_of_threads(jobs):
+    ranks = jobs.run_ok("call", 6, "tests.support.bits:between_hosts")
+    for nodes in bits.HOSTS:
+        size = sum(nodes)
+        threads = rr.spawn(bits.of_hosts, size, nodes=nodes)
+        runs = [
+            [rank[f"{nodes}, {transport}"] for rank in ranks[:size]]
+            for transport in ("auto", "mpi")
+        ]
+        for algorithm in bits.BETWEEN_HOSTS:
+            found = {tuple(rank[algorithm]) for run in (threads, *runs) for rank in run}
+            assert len(found) == 1, (nodes, algorithm)
+
+
 @pytest.mark.smoke
 def test_what_only_mpi_can_show(jobs):
     # A failed check leaves a broken communicator, so the job does not end well: not `run_ok`.

@@ -52,8 +52,8 @@ DIRECT = [
 ]
 
 
-def plans(collective, algorithm, ranks, count=COUNT, slices=1):
-    schedule = build(collective, algorithm, [list(range(ranks))])
+def plans(collective, algorithm, ranks, count=COUNT, slices=1, nodes=None):
+    schedule = build(collective, algorithm, nodes or [list(range(ranks))])
     if collective in ("all_reduce", "broadcast", "reduce"):
         return [plan_whole(schedule, r, count, ITEMSIZE, slices).of(r) for r in range(ranks)]
     counts = [count // ranks + (r < count % ranks) for r in range(ranks)]
@@ -74,7 +74,7 @@ def instructions_of_all(collective, algorithm, ranks, single_copy, count=COUNT):
     return made, None if programs[0] is None else [each.instructions for each in programs]
 
 
-def carried_out(made, programs, seed, in_place=()):
+def carried_out(made, programs, seed, in_place=(), **between_hosts):
     """Inputs and outputs of all ranks after their programs; OUTPUT is INPUT on ranks `in_place`.
 
     Which of them are shared memory is drawn.
@@ -89,7 +89,7 @@ def carried_out(made, programs, seed, in_place=()):
     choice = random.Random(seed)
     shared = [(choice.random() < 0.6, choice.random() < 0.6) for _ in made]
     shared = [(a, a) if rank in in_place else (a, b) for rank, (a, b) in enumerate(shared)]
-    machine = InstructionMachine(programs, inputs, outputs, shared)
+    machine = InstructionMachine(programs, inputs, outputs, shared, **between_hosts)
     machine.run(choice)
     return before, *zip(*machine.left, strict=True)
 
@@ -145,6 +145,45 @@ def test_any_order_gives_the_same(collective, algorithm, ranks, single_copy):
             assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
             if rank not in here:
                 assert np.array_equal(inputs[rank], before[rank])
+
+
+HOSTS = (((0, 1), (2, 3)), ((0, 1, 2), (3,), (4, 5)), ((0, 2), (1,)), ((0,), (1,)), ((0, 1), (2,)))
+
+
+def programs_of_hosts(made, hosts, segment_bytes):
+    """The instructions of each rank, given the plans of its host alone."""
+    host_of = {rank: host for host in hosts for rank in host}
+    return [
+        instructions_of(
+            {mate: made[mate].slice(0) for mate in host_of[rank]},
+            rank,
+            ITEMSIZE,
+            single_copy=False,
+            in_place=made[0].in_place,
+            segment_bytes=segment_bytes,
+        )
+        for rank in range(len(made))
+    ]
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize(("collective", "algorithm"), SCHEDULES)
+def test_hosts_with_messages_between_them_have_the_result_in_any_order(
+    collective, algorithm, hosts
+):
+    for count, segment_bytes in ((COUNT, 1 << 20), (COUNT, 16), (2000, 1 << 20), (2000, 6000)):
+        made = plans(collective, algorithm, sum(map(len, hosts)), count, nodes=hosts)
+        programs = programs_of_hosts(made, hosts, segment_bytes)
+        for rank, program in enumerate(programs):
+            host = next(host for host in hosts if rank in host)
+            far = {message.peer for message in program.messages}
+            assert not far & set(host)
+        for seed in range(4):
+            how = [each.instructions for each in programs], seed
+            messages = [each.messages for each in programs]
+            before, _, outputs = carried_out(made, *how, hosts=hosts, messages=messages)
+            for rank, out in enumerate(outputs):
+                assert np.array_equal(out, wanted(collective, before, rank)), (rank, seed)
 
 
 def joined_for(made, rank, single_copy, slices_without_pause):

@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from ringreduce.algorithms import ALGORITHMS
 from tests.support.cases import CONFIG, FLOATS, OPS
 
 COUNT = 9_011
 LAYOUTS = {"ring": (2, 2), "hierarchical": (2, 3)}
 """Algorithm -> the nodes that it runs on."""
+HOSTS = ((2, 2), (3, 1, 2))
+BETWEEN_HOSTS = (
+    *ALGORITHMS["all_reduce"],
+    *("star(2)", "hierarchical(two_shot, halving_doubling)"),
+    *("hierarchical(leader, doubling)", "hierarchical(leader, ring)"),
+)
+"""The algorithms that run on `HOSTS`."""
 
 
 def awkward(dtype: str, rank: int) -> np.ndarray:
@@ -52,4 +60,28 @@ def over_mpi() -> dict[str, Any]:
             group = world.Get_group().Incl(range(sum(nodes)))
             with rr.init(world.Create_group(group), nodes=nodes, config=CONFIG) as comm:
                 found[algorithm] = digests(comm, algorithm, ["float32", "float64"])
+    return found
+
+
+def of_hosts(comm: rr.Communicator) -> dict[str, list[str]]:
+    """Algorithm -> digests of equal calls; the later ones repeat what the first has planned."""
+    x = awkward("float32", comm.rank)
+    x[np.isnan(x)] = np.nan  # NumPy gives either of two NaNs, the last elements another one
+    return {
+        algorithm: [_digest(comm, x, op, algorithm) for op in ("sum", "mean", "sum")]
+        for algorithm in BETWEEN_HOSTS
+    }
+
+
+def between_hosts() -> dict[str, dict[str, list[str]]]:
+    """Return `of_hosts` on this rank of 6: by "nodes, transport", where it takes part."""
+    from mpi4py import MPI
+
+    world, found = MPI.COMM_WORLD, {}
+    for nodes in HOSTS:
+        if world.rank < sum(nodes):
+            group = world.Create_group(world.Get_group().Incl(range(sum(nodes))))
+            for transport in ("auto", "mpi"):
+                with rr.init(group, nodes=nodes, transport=transport) as comm:
+                    found[f"{nodes}, {transport}"] = of_hosts(comm)
     return found

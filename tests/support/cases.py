@@ -38,6 +38,7 @@ ALGORITHMS = {
     "all_reduce": (
         *TABLE["all_reduce"],
         *("star(2)", "hierarchical(two_shot, halving_doubling)", "hierarchical(ring, one_shot)"),
+        *("hierarchical(leader, doubling)", "hierarchical(leader, ring)"),
     ),
 }
 CONFIG = rr.Config(slice_bytes=1 << 15, segment_bytes=6000, staged_bytes=1 << 14, in_flight=3)

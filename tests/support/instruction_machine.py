@@ -8,20 +8,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringreduce.planning.instructions import (
+    MESSAGE,
     SLOT,
+    Complete,
     CopyBytes,
     FreeSlot,
+    HostMessage,
     Instruction,
     Operand,
     Pause,
     Post,
     Reduce,
+    Start,
     Wait,
 )
 from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 
 ITEMSIZE = 8
-_SLOT_ELEMENTS = 1 << 12
+_SLOT_ELEMENTS = 1 << 14
+_MESSAGE_ELEMENTS = 1 << 15
 _PIECES = 3
 """Copies and reductions are cut in so many, with instructions of other ranks in between."""
 
@@ -35,8 +40,17 @@ class InstructionMachine:
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         shared: Sequence[tuple[bool, bool]],
+        hosts: Sequence[Sequence[int]] | None = None,
+        messages: Sequence[Sequence[HostMessage]] = (),
     ) -> None:
+        """`hosts`: the ranks of each; None: one.  `messages`: those between hosts, by rank."""
         self.programs, self.shared = programs, shared
+        self.hosts = [range(len(programs))] if hosts is None else hosts
+        self.messages = messages
+        self.sent: dict[tuple[int, int], list[int]] = {}
+        """(sender, receiver) -> the sender's messages that are not received yet, by index."""
+        self.wanted: dict[tuple[int, int], list[int]] = {}
+        """(sender, receiver) -> the receiver's messages that are not received yet, by index."""
         self.at = [0] * len(programs)
         self.piece = [0] * len(programs)
         self.memory = [
@@ -44,6 +58,7 @@ class InstructionMachine:
                 INPUT: x,
                 OUTPUT: y,
                 SCRATCH: np.full(_SLOT_ELEMENTS, -7, np.int64),
+                MESSAGE: np.full(_MESSAGE_ELEMENTS, -8, np.int64),
             }
             for x, y in zip(inputs, outputs, strict=True)
         ]
@@ -73,7 +88,7 @@ class InstructionMachine:
             return False
         instr = self.programs[rank][self.at[rank]]
         if isinstance(instr, FreeSlot):
-            others = set(range(len(self.programs))) - {rank}
+            others = set(next(host for host in self.hosts if rank in host)) - {rank}
             if any(self.latest(peer) < instr.round - 1 for peer in others):
                 return False
             if instr.nbytes and (
@@ -92,11 +107,36 @@ class InstructionMachine:
             if instr.reads:
                 assert self.numbers[instr.peer][instr.round & 1] == instr.round
                 self.buffers[rank][instr.peer] = self.data[instr.peer][instr.round]
+        elif isinstance(instr, Start):
+            message = self.messages[rank][instr.message]
+            pair = (message.peer, rank) if message.receives else (rank, message.peer)
+            queue = self.wanted if message.receives else self.sent
+            queue.setdefault(pair, []).append(instr.message)
+        elif isinstance(instr, Complete):
+            if not self._is_over(rank, instr.message):
+                return False
         elif not isinstance(instr, Pause) and not self._work(rank, instr):
             return True
         self.at[rank] += 1
         if self.at[rank] == len(self.programs[rank]):
             self._leave(rank)
+        return True
+
+    def _is_over(self, rank: int, index: int) -> bool:
+        """Whether a message is received; a receive takes the data when it is asked for."""
+        message = self.messages[rank][index]
+        if not message.receives:
+            return index not in self.sent[rank, message.peer]
+        pair = message.peer, rank
+        while index in self.wanted[pair]:
+            if not self.sent.get(pair):
+                return False
+            into = self.messages[rank][self.wanted[pair].pop(0)]
+            source = self.messages[message.peer][self.sent[pair].pop(0)]
+            assert source.nbytes <= into.nbytes
+            assert source.signed == into.signed
+            count = source.nbytes // ITEMSIZE
+            self._at(rank, into.place, count)[:] = self._at(rank, source.place, count)
         return True
 
     def _leave(self, rank: int) -> None:

@@ -123,6 +123,40 @@ def a_mismatch_leaves_the_communicator_usable(world: MPI.Intracomm) -> None:
                 sums_right(comm, count)
 
 
+def a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right(
+    world: MPI.Intracomm,
+) -> None:
+    """Each host runs a compiled program, of which fast calls have repeated some before."""
+    for nodes in ((2, 2), (1, 3), (1, 1, 2)):
+        with rr.init(world, nodes=nodes) as comm:
+            for count in (3, 3000, 30_000):
+                for _ in range(3):
+                    sums_right(comm, count)
+                x = np.zeros(count, np.float32 if world.rank == 1 else np.float64)
+                with pytest.raises(rr.MismatchError, match=rf"rank 1 passes float32\[{count}\]"):
+                    comm.all_reduce(x)
+                sums_right(comm, count)
+                with pytest.raises(rr.MismatchError, match="barrier"):
+                    comm.barrier() if world.rank == 3 else comm.all_reduce(x, "max")
+                with pytest.raises(rr.MismatchError, match="op='min'"):
+                    comm.all_reduce(np.zeros(count), "max" if world.rank else "min")
+                sums_right(comm, count)
+
+
+def an_error_of_mpi_in_a_program_ends_the_communicator_on_all_ranks(world: MPI.Intracomm) -> None:
+    comm = rr.init(world, nodes=(2, 2))
+    sums_right(comm, 10)
+    if world.rank == 0:
+        for executable in comm._engine.executables._of_hosts:
+            for message in executable.program.messages:
+                message.peer = 1000
+    with pytest.raises(rr.PeerLostError):  # noqa: PT012
+        for _ in range(2):  # a rank may get all sums of the first call
+            sums_right(comm, 10)
+    with pytest.raises(rr.PeerLostError):
+        comm.barrier()
+
+
 CHECKS: list[Callable[[MPI.Intracomm], None]] = [
     init_takes_the_whole_job,
     ranks_of_one_machine_share_a_node,
@@ -134,6 +168,8 @@ CHECKS: list[Callable[[MPI.Intracomm], None]] = [
     a_single_rank_is_a_job,
     communicators_can_be_made_and_closed_many_times,
     a_mismatch_leaves_the_communicator_usable,
+    a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right,
+    an_error_of_mpi_in_a_program_ends_the_communicator_on_all_ranks,
 ]
 
 

@@ -23,7 +23,10 @@ MOST_CALLS = 30
 """Before the fault."""
 LONGEST_S = 0.004
 """From the start of a call until the fault, at most: some calls are over by then."""
-ALL_REDUCES = (*ALGORITHMS["all_reduce"], "hierarchical(ring, allgather_reduce)", "star(2)")
+ALL_REDUCES = (
+    *ALGORITHMS["all_reduce"],
+    *("hierarchical(ring, allgather_reduce)", "hierarchical(leader, doubling)", "star(2)"),
+)
 RANK, SIZE = place()
 
 
