@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from numbers import Rational
 from pathlib import Path
 from threading import Lock
@@ -182,8 +183,21 @@ class Environment:
     """Ranks of each node."""
     trace: Path | None = None
     """The file that shows what ranks do over time: .json, .svg or .png."""
+    interface: str | None = None
+    """The network interface by which ranks of other hosts reach this one."""
+    port: int | None = None
+    """Where ranks without MPI meet.  The ports above it are for data: one for each local rank."""
+    secret: str | None = field(default=None, repr=False)
+    """What a process has to know to take part in a job without MPI."""
     launched: bool = False
     """Whether a process manager of an MPI started this process."""
+
+    @property
+    def secret_key(self) -> bytes:
+        """Return a key for hashes; empty if there is no secret."""
+        return (
+            blake2b(self.secret.encode("utf-8", "surrogateescape")).digest() if self.secret else b""
+        )
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Self:
@@ -240,6 +254,16 @@ def _node_sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(","))
 
 
+_LAST_PORT = 65534
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= _LAST_PORT:
+        raise ValueError(text)
+    return port
+
+
 def trace_file(text: str) -> Path:
     """Return the path of a trace.  Raises ValueError for another suffix."""
     path = Path(text).resolve()
@@ -254,5 +278,8 @@ _VARIABLES: dict[str, tuple[Callable[[str], Any], str]] = {
     "transport": (_transport, "auto, mpi, sockets or shm"),
     "nodes": (_node_sizes, "the ranks of each node, such as 3,1,2"),
     "trace": (trace_file, "a name that ends in .json, .svg or .png"),
+    "interface": (str, "the name of a network interface"),
+    "port": (_port, f"a port from 1 to {_LAST_PORT}"),
+    "secret": (str, "a text"),
 }
 """The parser of each variable, and the text of the wanted value."""

@@ -140,3 +140,12 @@ def mpi(tmp_path):
     jobs = MpiJobs(tmp_path)
     yield jobs
     jobs.sweep()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Starts jobs on two hosts, which are network namespaces."""
+    from tests.support.hosts import jobs_on_hosts
+
+    with jobs_on_hosts(tmp_path_factory.mktemp("hosts")) as jobs:
+        yield jobs

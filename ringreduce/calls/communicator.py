@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
@@ -48,6 +49,7 @@ _RANK_BYTES = 4
 _WAYS = {
     "mpi": "over MPI messages",
     "sockets": "over Unix sockets",
+    "tcp": "over tcp",
     "thread": "among threads",
 }
 """How ranks exchange data, by the name of the transport, as `repr` shows it."""
@@ -417,6 +419,8 @@ class Communicator(Collectives, PointToPoint):
             raise TypeError(f"explain: measured is {shown(measured)}; pass True or False")
         of = as_dtype("explain", dtype)
         choice = choose(collective, self.nodes, nbytes // of.itemsize * of.itemsize, self.config)
+        if self._transport.name == "tcp":
+            choice = replace(choice, transport="tcp")
         if not measured:
             return choice
         given = {"nbytes": nbytes, "dtype": of, "collective": collective, "measured": True}

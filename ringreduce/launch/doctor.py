@@ -35,6 +35,7 @@ from ringreduce.supervisor.mpiexec import (
     identify,
     installed_wheels,
 )
+from ringreduce.system.addresses import own_addresses
 from ringreduce.system.cores import quota, usable
 from ringreduce.system.proc import has_nvidia_driver, memory_bytes, ptrace_scope
 
@@ -127,6 +128,17 @@ def machine() -> Iterable[Finding]:
     yield Finding("cores", f"{bound} of {os.cpu_count()}{limited}", advice)
     total, available = memory_bytes()
     yield Finding("memory", f"{available / _GIB:.1f} GiB available of {total / _GIB:.1f} GiB")
+
+
+def network() -> Iterable[Finding]:
+    """The addresses by which ranks of other hosts reach ranks of this one without MPI."""
+    try:
+        found = own_addresses(interface=os.environ.get("RINGREDUCE_INTERFACE") or None)
+    except ValueError as error:
+        yield Finding("addresses", str(error).removeprefix("init: "), "name another interface")
+        return
+    value = ", ".join(f"{address} ({interface})" for interface, address in found)
+    yield Finding("addresses", value or "none; jobs of this host alone need none")
 
 
 def mpi() -> Iterable[Finding]:
@@ -364,7 +376,7 @@ def gpu() -> Iterable[Finding]:
         yield Finding("CuPy", f"sees no GPU: {answer.complaint}", advice)
 
 
-CHECKS: tuple[Check, ...] = (this_process, machine, mpi, shared_memory, packages, gpu)
+CHECKS: tuple[Check, ...] = (*(this_process, machine, network, mpi, shared_memory, packages, gpu),)
 
 
 def _distribution(name: str, otherwise: str = "of unknown version") -> str:

@@ -130,7 +130,8 @@ class Choice:
     Among more than 16 ranks, a candidate whose steps and bytes alone take longer is left out.
     """
     transport: str
-    """How the ranks exchange data: ``"shm"``, through shared memory, or ``"mpi"``, by messages."""
+    """How the ranks exchange data: ``"shm"``, through shared memory; ``"tcp"``, by messages between
+    hosts without MPI; or ``"mpi"``, by other messages."""
     more_than_s: Mapping[str, float] = field(default_factory=dict)
     """Candidate that is not in `predicted_s` -> seconds that its steps and bytes alone take."""
     measured_s: Mapping[str, float] = field(default_factory=dict)
@@ -155,7 +156,7 @@ class Choice:
         return "the cheapest" if others else "the only candidate"
 
     def __str__(self) -> str:
-        how = {"shm": "through shared memory", "mpi": "by messages"}[self.transport]
+        how = {"shm": "through shared memory", "tcp": "by tcp"}.get(self.transport, "by messages")
         ranked = sorted(self.predicted_s.items(), key=lambda item: item[1])
         text = f"{self.collective} of {counted(self.nbytes, 'byte')} {how}: {self.algorithm}, "
         text += self.reason

@@ -41,6 +41,8 @@ def find(rendezvous: Any, rank: Any, size: Any, timeout_s: float) -> Rendezvous:
 
     Raises TypeError or ValueError, before anything is sent, if one is wrong or missing.
     """
+    if isinstance(rendezvous, Rendezvous):
+        return rendezvous
     rank, size = _number("rank", rank), _number("size", size)
     if size is not None and size < 1:
         raise ValueError(f"init: size is {size}; pass the number of ranks, at least 1")

@@ -16,3 +16,5 @@ class Rendezvous:
     """None: the index of this rank's bytes."""
     size: int | None
     """Number of ranks.  None: the number of elements that `collect` returns."""
+    one_host: bool = False
+    """Whether all ranks are known to be on this host."""

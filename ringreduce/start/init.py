@@ -54,18 +54,18 @@ def init(
     Args:
         mpi_comm: the mpi4py communicator to duplicate; None takes ``MPI.COMM_WORLD``, or what
             `elastic` has left of it.
-        rendezvous: how the ranks find each other.  Ranks of one host then need no MPI.  MPI
-            connects ranks of several hosts, which an MPI launcher must have started.
+        rendezvous: how the ranks find each other.  They then need no MPI: TCP connects ranks of
+            several hosts, or MPI if its launcher has started all of them.
             ``"env://"``: by the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
             ``"file://PATH"``: by a file, which is removed again.  A ``torch.distributed.Store``.
             Or a function that takes the bytes of this rank and returns a list of those of all
             ranks, in rank order.
         rank: the number of this rank, for a rendezvous that does not know it.
         size: the number of ranks, for a rendezvous that does not know it.
-        transport: ``"mpi"``: send data in messages of MPI; ``"sockets"``: send them by the sockets
-            of a rendezvous; ``"shm"``: share memory, which needs all ranks on one host;
-            ``"auto"``: share memory if possible.  None reads RINGREDUCE_TRANSPORT, where ``mpi``
-            and ``sockets`` mean either; without that variable it means ``"auto"``.
+        transport: ``"mpi"``: send data in messages of MPI; ``"sockets"``: send them by Unix sockets
+            and TCP, also in a job of MPI; ``"shm"``: share memory, which needs all ranks on one
+            host; ``"auto"``: share memory if possible.  None reads RINGREDUCE_TRANSPORT, where
+            ``mpi`` means sockets without an MPI; without that variable it means ``"auto"``.
         nodes: how many ranks each node has, ``(3, 1, 2)``, or the ranks, ``((0, 2), (1, 3))``.
             None discovers them.
         timeout_s: seconds without progress until a call raises PeerTimeoutError, above 0;
@@ -80,12 +80,12 @@ def init(
         ImportError: MPI is to connect the ranks, and there is no mpi4py, or no MPI.
         RuntimeError: MPI is to connect the ranks, and the program has not initialised it, or has
             finalised it, or has no more communicators: `Communicator.close` frees some.
-        TypeError, ValueError: wrong arguments or variables, ranks of a rendezvous on several hosts
-            without MPI, ``transport="shm"`` for ranks that cannot share memory, or a worker process
-            of a rank that would take part in the rank's job.
+        TypeError, ValueError: wrong arguments or variables, ``transport="shm"`` for ranks that
+            cannot share memory, or a worker process of a rank that would take part in the rank's
+            job.
         MismatchError: ranks pass different nodes or settings.
-        PeerTimeoutError: a rank does not call `init`.
-        PeerLostError: a rank of a rendezvous has ended meanwhile.
+        PeerTimeoutError: a rank does not call `init`, or another host cannot be reached.
+        PeerLostError: a rank of a rendezvous has ended meanwhile, or its host refuses connections.
 
     Example:
         On two ranks, started by ``mpirun -n 2`` or by ``torchrun --nproc-per-node 2``:
@@ -110,8 +110,6 @@ def init(
         rendezvous = default_rendezvous()
     if rendezvous is None and (rank is not None or size is not None):
         raise ValueError("init: rank and size belong to a rendezvous; MPI knows both")
-    if wanted == "sockets" and rendezvous is None:
-        raise ValueError("init: transport='sockets' belongs to a rendezvous; pass one")
     if wanted == "mpi" and rendezvous is not None:
         raise ValueError(
             "init: transport='mpi', but a rendezvous connects the ranks; start them with mpirun"
@@ -125,9 +123,10 @@ def init(
         try:
             _import_mpi()
         except ImportError:  # a process that nothing has started needs no other ranks
-            return _init_over_sockets(Rendezvous(lambda mine: [mine], 0, 1), given)
+            return _init_over_sockets(Rendezvous(lambda mine: [mine], 0, 1, True), given)
     if rendezvous is None:
-        return _init_over_mpi(mpi_comm, given)
+        by_sockets = transport == "sockets"
+        return (_init_by_mpi if by_sockets else _init_over_mpi)(mpi_comm, given)
     return _init_over_sockets(find_rendezvous(rendezvous, rank, size, timeout_s), given)
 
 
@@ -156,25 +155,13 @@ class _Given:
 
 
 def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicator:
-    MPI = _import_mpi()  # noqa: N806 - mpi4py's name
-    from ringreduce.start.process_exit import check_size, close_at_exit, never_finalize, prepare
+    parent, nodes = _world_of_mpi(mpi_comm, given)
+    from ringreduce.start.process_exit import close_at_exit, never_finalize
+    from ringreduce.transports.mpi import PARTS, Assembly, MpiTransport
 
-    prepare(given.environment)
-    if not (mpi_comm is None or isinstance(mpi_comm, MPI.Intracomm)):
-        raise TypeError(
-            f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
-            "or nothing for all ranks of the job"
-        )
-    _check_mpi_runs(MPI)
-    check_size(given.environment, MPI.COMM_WORLD.Get_size())
-    from ringreduce.transports.mpi import PARTS, Assembly, MpiTransport, world
-
-    size, nodes = (mpi_comm or world()).Get_size(), given.nodes
-    if mpi_comm is None and nodes is None and size == MPI.COMM_WORLD.Get_size():
-        nodes = given.environment.nodes
+    size = parent.Get_size()
     placed = None if nodes is None else parse_nodes(nodes, size)
     try:
-        parent = world() if mpi_comm is None else mpi_comm
         parts: Any = parent.Get_attr(PARTS) or Parts(parent.Get_rank())
         parent.Set_attr(PARTS, parts)
         mine = np.array(parts.dropped()).tobytes()
@@ -190,31 +177,90 @@ def _init_over_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicato
     return comm
 
 
-def _init_over_sockets(rendezvous: Rendezvous, given: _Given) -> Communicator:
+def _world_of_mpi(
+    mpi_comm: MPI.Intracomm | None, given: _Given
+) -> tuple[MPI.Intracomm, NodesArgument]:
+    """Return the communicator of MPI whose ranks are to be connected, and their nodes."""
+    module = _import_mpi()
+    from ringreduce.start.process_exit import check_size, prepare
+
+    prepare(given.environment)
+    if not (mpi_comm is None or isinstance(mpi_comm, module.Intracomm)):
+        raise TypeError(
+            f"init: mpi_comm is {shown(mpi_comm)}; pass a communicator of mpi4py, "
+            "or nothing for all ranks of the job"
+        )
+    _check_mpi_runs(module)
+    check_size(given.environment, module.COMM_WORLD.Get_size())
+    from ringreduce.transports.mpi import world
+
+    parent, nodes = world() if mpi_comm is None else mpi_comm, given.nodes
+    whole = mpi_comm is None and parent.Get_size() == module.COMM_WORLD.Get_size()
+    return parent, given.environment.nodes if nodes is None and whole else nodes
+
+
+def _init_by_mpi(mpi_comm: MPI.Intracomm | None, given: _Given) -> Communicator:
+    """Connect ranks of MPI by sockets: MPI passes their entries alone."""
+    parent, nodes = _world_of_mpi(mpi_comm, given)
+    from ringreduce.start.process_exit import close_at_exit, never_finalize
+    from ringreduce.transports.mpi import Assembly
+
+    def collect(mine: bytes) -> list[bytes]:
+        assembly = Assembly(parent, given.timeout_s)
+        lengths = np.frombuffer(assembly.collect(np.array(len(mine)).tobytes()), int).tolist()
+        found = assembly.collect(mine.ljust(max(lengths), b"\0"))
+        begins = range(0, len(found), max(lengths))
+        return [bytes(found[at : at + n]) for at, n in zip(begins, lengths, strict=True)]
+
+    rendezvous = Rendezvous(collect, parent.Get_rank(), parent.Get_size())
+    given = replace(given, nodes=nodes)
+    return _init_over_sockets(rendezvous, given, close_at_exit, never_finalize)
+
+
+def _init_over_sockets(
+    rendezvous: Rendezvous,
+    given: _Given,
+    adopt: Callable[[Ending], None] | None = None,
+    give_up: Callable[[], None] = lambda: None,
+) -> Communicator:
+    """Connect ranks by sockets.  `give_up` is called if that fails."""
     from ringreduce.start.process_exit import close_without_mpi_at_exit, prepare
-    from ringreduce.transports.mesh import SeveralHostsError, connect
+    from ringreduce.transports.mesh import SeveralHostsError, Way, connect
     from ringreduce.transports.sockets import SocketTransport
 
     prepare(given.environment)
     size, nodes, timeout_s = rendezvous.size, given.nodes, given.timeout_s
     if nodes is not None and size is not None:
         parse_nodes(nodes, size)  # before the other ranks hear of this one
+    way = Way(
+        given.environment,
+        place.local_rank(),
+        None if given.transport == "sockets" else place.mpi_rank(),
+        rendezvous.one_host,
+        place.master(),
+    )
     try:
-        mesh = connect(rendezvous.collect, rendezvous.rank, size, timeout_s)
+        mesh = connect(rendezvous.collect, rendezvous.rank, size, timeout_s, way=way)
     except SeveralHostsError as error:
-        if error.mpi_ranks is None:
-            raise
         members = _among(error.mpi_ranks)
         comm = _init_over_mpi(members, given)
         members.Free()
         return comm
+    except BaseException:
+        give_up()
+        raise
     over = SocketTransport(mesh, timeout_s)
+
+    def release() -> None:
+        over.release()
+        give_up()
+
     try:
         placed = None if nodes is None else parse_nodes(nodes, over.size)
     except BaseException:
-        over.release()
+        release()
         raise
-    return _assemble(over, placed, given, close_without_mpi_at_exit, over.release)
+    return _assemble(over, placed, given, adopt or close_without_mpi_at_exit, release)
 
 
 def _among(mpi_ranks: Sequence[int]) -> MPI.Intracomm:

@@ -123,10 +123,8 @@ def _in_process(
 ) -> Any:
     """Call a function of `spawn` as a rank that is a process.  `token` is that of the job."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RINGREDUCE_TOKEN": token}
-    meet = of_environment(rank, ranks, timeout_s, job).collect
-    with init(
-        rendezvous=meet, rank=rank, size=ranks, nodes=nodes, timeout_s=timeout_s, config=config
-    ) as comm:
+    meet = of_environment(rank, ranks, timeout_s, job)
+    with init(rendezvous=meet, nodes=nodes, timeout_s=timeout_s, config=config) as comm:
         result = fn(comm, *args)
         comm._ending.close("its function")
     if rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -38,6 +39,8 @@ SRUN = PlaceVariables(
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 """The variables of Slurm's srun: a batch script has no variables of a step."""
+_NODES = "SLURM_STEP_NODELIST"
+"""The environment variable with the hosts of a step of Slurm."""
 MPIS = (HYDRA, OPEN_MPI)
 OURS = PlaceVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """The variables of ranks that the launcher starts without MPI, and of torchrun."""
@@ -59,6 +62,10 @@ _PLACES = (
     *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", SET_BY),
 )
 """The environment variables of a place in a job."""
+INDEX = "JOB_COMPLETION_INDEX"
+"""The environment variable in which Kubernetes numbers the pods of an indexed Job."""
+_USUAL_PORT = "29500"
+"""The MASTER_PORT of torchrun where none is given."""
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below those that Linux gives to connections."""
 
@@ -93,8 +100,9 @@ def without(variables: Mapping[str, str]) -> dict[str, str]:
 def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of torchrun for this process; {} if no launcher has given it a place.
 
-    MASTER_ADDR and MASTER_PORT are left out if the job has several hosts.  All ranks of a host
-    compute the same port, from the process id of the launcher.
+    All ranks of a host compute the same port, from the process id of the launcher.  Of a job on
+    several hosts MASTER_ADDR and MASTER_PORT are known only under srun, which starts rank 0 on the
+    first host of its list, and the port in Kubernetes, where each pod has addresses of its own.
     """
     # srun sets an MPI's rank and size, too, but no local rank of an MPI.
     for names in sorted((*MPIS, SRUN), key=lambda names: names.local_rank not in variables):
@@ -109,8 +117,32 @@ def of_launcher(variables: Mapping[str, str]) -> dict[str, str]:
             if variables.get(names.local_size) == size:
                 found["MASTER_ADDR"] = "localhost"
                 found["MASTER_PORT"] = str(port_of(found[SET_BY]))
+            elif names is SRUN and (first := _first_host(variables.get(_NODES, ""))):
+                step = f"{variables.get('SLURM_JOB_ID')}.{variables.get('SLURM_STEP_ID')}"
+                found["MASTER_ADDR"], found["MASTER_PORT"] = first, str(port_of(step))
             return found
+    missing = "RANK" not in variables or SET_BY in variables
+    if INDEX in variables and "WORLD_SIZE" in variables and missing:
+        place = {"RANK": variables[INDEX], "LOCAL_RANK": "0", "MASTER_PORT": _USUAL_PORT}
+        return place | {SET_BY: str(_launcher(INDEX))}
     return {}
+
+
+def _first_host(hosts: str) -> str:
+    """Return the first host of a list of Slurm: "node03" of ``node[03-05,7],other1``."""
+    first = re.match(r"(?:[^,\[]|\[[^]]*\])*", hosts)
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first.group()) if first else ""
+
+
+def local_rank(variables: Mapping[str, str] = os.environ) -> int | None:
+    """Return the index of this process among the ranks of its host; None if it is not known."""
+    found = (of_launcher(variables) | dict(variables)).get("LOCAL_RANK", "")
+    return int(found) if found.isdecimal() else None
+
+
+def master(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the host of rank 0; "" if it is not known."""
+    return (of_launcher(variables) | dict(variables)).get("MASTER_ADDR", "")
 
 
 def mpi_rank(variables: Mapping[str, str] = os.environ) -> int | None:
@@ -217,7 +249,7 @@ def _job(variables: Mapping[str, str]) -> str:
     elif any(name in variables for name in RANK_VARIABLES):
         names, connection = (*RANK_VARIABLES, "PMIX_NAMESPACE"), _connection(variables)
     elif of_launcher(variables):
-        names = (SRUN.rank, "SLURM_JOB_ID", "SLURM_STEP_ID")
+        names = (SRUN.rank, "SLURM_JOB_ID", "SLURM_STEP_ID", INDEX)
     elif "RANK" not in variables and "WORLD_SIZE" not in variables:
         return ""
     return " ".join((*(f"{name}={variables.get(name, '')}" for name in names), connection))

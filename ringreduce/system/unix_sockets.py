@@ -24,10 +24,10 @@ def peer_process(connection: socket.socket) -> int | None:
     return int(process) if user == os.geteuid() else None
 
 
-def connect(connection: socket.socket, address: bytes, deadline: float, *, awaits: bool) -> None:
+def connect(connection: socket.socket, address: bytes, deadline: float) -> None:
     """Connect to `address` before `deadline`, a time of ``time.monotonic``.
 
-    Waits while the listener's backlog is full; with `awaits` also until a process listens.
+    Waits while the listener's backlog is full.
 
     Raises TimeoutError after the deadline, and ConnectionRefusedError if no process listens.
     """
@@ -37,11 +37,6 @@ def connect(connection: socket.socket, address: bytes, deadline: float, *, await
         try:
             return connection.connect(address)
         except BlockingIOError:  # Linux does not wait for a place in the backlog
-            refused = None
-        except ConnectionRefusedError as error:
-            if not awaits:
-                raise
-            refused = error
-        if time.monotonic() >= deadline:
-            raise TimeoutError from refused
+            if time.monotonic() >= deadline:
+                raise TimeoutError from None
         time.sleep(_RETRY_S)

@@ -60,7 +60,7 @@ class Transport(Protocol):
     job_ranks: Sequence[int]
     """By rank: its number in the transport from which this one was split."""
     name: str
-    """``"mpi"``, ``"sockets"`` or ``"thread"``."""
+    """``"mpi"``, ``"sockets"``, ``"tcp"`` between hosts, or ``"thread"``."""
     yielding: Yielding
     """Decides how many idle polls this rank makes before the first `pause`."""
     threads: bool

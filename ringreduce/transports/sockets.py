@@ -1,4 +1,4 @@
-"""Messages between processes of one host by Unix sockets: no MPI is needed.
+"""Messages between processes by Unix sockets on one host and by TCP between hosts, without MPI.
 
 Each pair of ranks has one connection (`streams`).  A connection that ends without a farewell means
 that its rank is lost.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringreduce.system.memory_files import map_file, new_file
+from ringreduce.system.topology import Nodes
 from ringreduce.transports.base import Transport, lost, not_assembled
 from ringreduce.transports.mesh import SocketMesh, connect
 from ringreduce.transports.streams import Events, FrameReceive, FrameSend, FrameStream, FrameType
@@ -23,14 +25,16 @@ a frame arrives."""
 
 
 class SocketTransport(Transport):
-    name = "sockets"
     threads = True
     one_process = False
 
     def __init__(self, mesh: SocketMesh, timeout_s: float = 600.0) -> None:
         self.rank, self.size = mesh.rank, len(mesh.streams)
         self.job_ranks: Sequence[int] = range(self.size)
-        self.yielding = Yielding(crowded=self.size > mesh.cores)
+        self.name = "sockets" if len(mesh.nodes) == 1 else "tcp"
+        self._nodes, self._way = mesh.nodes, mesh.way
+        ranks_here = next(len(node) for node in mesh.nodes if self.rank in node)
+        self.yielding = Yielding(crowded=ranks_here > mesh.cores)
         self._timeout_s = timeout_s
         self._events = Events()
         self._streams = {
@@ -94,6 +98,9 @@ class SocketTransport(Transport):
     def pause(self, idle: int) -> None:
         self.yielding.pause(idle, _YIELDS, self._events.wait)
 
+    def nodes(self) -> Nodes:
+        return self._nodes
+
     # --- before the first call ---
 
     def collect(self, mine: bytes, patience_s: float = 0.0) -> bytes:
@@ -130,6 +137,8 @@ class SocketTransport(Transport):
 
     def allocate_shared(self, nbytes: int) -> Sequence[Any] | None:
         """See `Transport.allocate_shared`: rank 0 makes a memory file, and sends its descriptor."""
+        if len(self._nodes) > 1:
+            return None
         descriptor = _new_file(nbytes * self.size) if self.rank == 0 else None
         if 0 in self.collect(bytes((self.rank > 0 or descriptor is not None,))):
             return None
@@ -151,12 +160,14 @@ class SocketTransport(Transport):
     # --- other transports, end ---
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> SocketTransport:
+        one_host = any(set(members) <= set(node) for node in self._nodes)
         mesh = connect(
             lambda mine: self._exchange(mine, members, number + 1, timeout_s),
             members.index(self.rank),
             len(members),
             timeout_s,
             "split",
+            replace(self._way, one_host=one_host, mpi_rank=None),
         )
         return SocketTransport(mesh, timeout_s)
 

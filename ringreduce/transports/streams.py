@@ -1,8 +1,9 @@
-"""Connections between two ranks by Unix sockets: frames, and the matching of messages.
+"""Connections between two ranks, by Unix sockets or TCP: frames, and the matching of messages.
 
 A connection is a stream of bytes in both directions.  A message is a *frame*: a header with its
 kind, flow and length, and then its bytes.  A message that arrives before its receive is kept.  The
-kernel ends the connections of a process that ends, in whatever way it ends.
+kernel ends the connections of a process that ends, in whatever way it ends.  Small messages are
+sent and received by one system call each.
 
 Two threads may use the connections at the same time: collectives and messages between two ranks
 have locks of their own.  Each thread moves the frames of both.  So a thread holds `Events.lock`
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import select
 import socket
@@ -21,7 +23,7 @@ import threading
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -34,12 +36,23 @@ _ANCILLARY_BYTES = (socket.CMSG_SPACE(_DESCRIPTOR_BYTES),)
 _RECEIVE_FLAGS = (socket.MSG_CMSG_CLOEXEC,)
 _PART_BYTES = 1 << 20
 """A message without a receive is kept in parts of this size: its memory grows with what arrives."""
+_AHEAD_BYTES = 8 << 10
+"""The most bytes that are read before it is known of which messages they are."""
+_JOINED_BYTES = 4 << 10
+"""The longest message that is copied behind its header, so that both are sent as one part."""
 _READS_AT_ONCE = 128
 """System calls that read from one connection before other connections are read."""
 _PARTS_AT_ONCE = 16
 """Parts of frames to write by one call of the kernel."""
 _SELECTABLE = 1024
 """``FD_SETSIZE``: select takes descriptors below it."""
+_ENDS = frozenset(
+    (
+        *(errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT),
+        *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN),
+    )
+)
+"""Errors of a connection that has ended."""
 
 
 class FrameType(enum.IntEnum):
@@ -114,13 +127,17 @@ class _Arrival:
         assert self.receive is not None
         return self.receive.buffer[self._filled : self.nbytes]
 
-    def add(self, read: int | bytes) -> None:
-        """Note that bytes were read.  `read`: the number of bytes in `place`, or bytes to keep."""
-        if isinstance(read, int):
-            self._filled += read
+    def add(self, part: memoryview | bytes) -> None:
+        """Take bytes that have been read elsewhere."""
+        if self.direct:
+            self.place[: len(part)] = part
         else:
-            self._kept += read
-            self._filled += len(read)
+            self._kept += part
+        self._filled += len(part)
+
+    def note(self, nbytes: int) -> None:
+        """Note that so many bytes have been read to `place`."""
+        self._filled += nbytes
 
     def bytes(self) -> bytes:
         return bytes(self._kept)
@@ -198,6 +215,10 @@ class FrameStream:
     def __init__(self, peer: int, connection: socket.socket, events: Events) -> None:
         self.peer, self.connection = peer, connection
         self.data, self.channel_data = _Inbox(self), _Inbox(self)
+        self._inboxes: dict[int, _Inbox] = {
+            FrameType.DATA: self.data,
+            FrameType.CHANNEL_DATA: self.channel_data,
+        }
         self.control: deque[bytes] = deque()
         self.envelopes: deque[bytes] = deque()
         self.collected: dict[int, deque[bytes]] = defaultdict(deque)
@@ -214,10 +235,13 @@ class FrameStream:
         If they do, the connection can be used after an exception."""
         self._leaving: deque[tuple[memoryview, FrameSend | None]] = deque()
         """Parts of frames that the kernel has not taken yet, each with the message that it ends."""
-        self._header = bytearray(_HEADER.size)
-        self._header_filled = 0
-        self._kind = FrameType.DATA
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES))
+        self._ahead_filled = 0
+        """Bytes of `_ahead` that have been read: less than a header, after each system call."""
+        self._takes_descriptors = connection.family == socket.AF_UNIX
+        self._kind: int = FrameType.DATA
         self._arrival: _Arrival | None = None
+        """The message of which bytes are missing; none of them are in `_ahead`."""
 
     @property
     def lock(self) -> Any:
@@ -251,19 +275,24 @@ class FrameStream:
 
     def send(self, header: bytes, body: memoryview, request: FrameSend | None) -> None:
         """Send a frame; `request` is complete once the kernel has it."""
-        with self.lock, _system_calls_on(self):
+        with self.lock:
             if self.ended or self._peer_closed:
                 return
             nothing_leaves = not self._leaving
-            self._is_consistent = False
-            self._leaving.append((memoryview(header), None if body.nbytes else request))
-            if body.nbytes:
-                self._leaving.append((body, request))
-            self._is_consistent = True
-            if nothing_leaves:
-                self.write()
-            if self._leaving:
-                self._events.want(self)
+            try:
+                self._is_consistent = False
+                if body.nbytes <= _JOINED_BYTES:
+                    self._leaving.append((memoryview(header + body), request))
+                else:
+                    self._leaving.append((memoryview(header), None))
+                    self._leaving.append((body, request))
+                self._is_consistent = True
+                if nothing_leaves:
+                    self.write()
+                if self._leaving:
+                    self._events.want(self)
+            except BaseException as error:
+                self._end_by(error)
 
     def post(self, kind: FrameType, message: bytes, flow: int = 0) -> None:
         frame = _HEADER.pack(kind, flow, len(message)) + message
@@ -273,25 +302,53 @@ class FrameStream:
         """Send a MEMORY frame with a descriptor.  Nothing else is leaving."""
         assert self.flushed
         header = _HEADER.pack(FrameType.MEMORY, 0, 0)
-        with _system_calls_on(self):
+        try:
             self._is_consistent = False
-            try:
-                sent = socket.send_fds(self.connection, [header], [descriptor])
-            except BlockingIOError:
-                self._is_consistent = True
-                raise
+            sent = socket.send_fds(self.connection, [header], [descriptor])
             self._is_consistent = True
+        except BaseException as error:
+            self._end_by(error)
+        else:
             assert sent == len(header), "the kernel has no room for a header"
 
     def write(self) -> None:
-        with _system_calls_on(self):
-            try:
-                while self._leaving:
+        try:
+            while self._leaving:
+                if len(self._leaving) == 1:
+                    self._call(self._taken, self.connection.send, (self._leaving[0][0],))
+                else:
                     parts = [part for part, _ in islice(self._leaving, _PARTS_AT_ONCE)]
                     self._call(self._taken, self.connection.sendmsg, (parts,))
-            except (BrokenPipeError, ConnectionResetError):
+        except BlockingIOError:
+            pass
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _ENDS:
                 self._peer_closed = True
                 self._leaving.clear()
+            else:
+                self._end_by(error)
+
+    def _end_by(self, error: BaseException) -> None:
+        """After an error of a system call, or of a signal's handler, note what it means.
+
+        If the kernel can do no more for now, nothing.  If the connection is broken, it has ended.
+        Any other error is raised again: the connection stays in use if this object is consistent;
+        otherwise it ends for both ranks.
+        """
+        if isinstance(error, BlockingIOError):
+            self._is_consistent = True
+        elif isinstance(error, OSError) and error.errno in _ENDS:
+            self.end()
+        else:
+            recovered = False
+            try:
+                recovered = self.recover()
+            finally:
+                if not recovered:
+                    self.end()
+                    with contextlib.suppress(OSError):
+                        self.connection.shutdown(socket.SHUT_RDWR)
+            raise error
 
     def _call(
         self, note: Callable[[Any], None], function: Callable[..., Any], *args: tuple[Any]
@@ -331,65 +388,89 @@ class FrameStream:
 
     def read(self) -> None:
         """Read frames that have arrived, by `_READS_AT_ONCE` system calls at most."""
-        with _system_calls_on(self):
+        try:
             for _ in range(_READS_AT_ONCE):
-                if self.ended:
+                if self.ended or not self._read_part():
                     return
-                self._read_part()
+        except BlockingIOError:
+            pass
+        except BaseException as error:
+            self._end_by(error)
 
-    def _read_part(self) -> None:
+    def _read_part(self) -> bool:
+        """Make a system call that reads; return whether there may be more to read."""
         arrival = self._arrival
         if arrival is None:
-            place = memoryview(self._header)[self._header_filled :]
-            how = ([place],), _ANCILLARY_BYTES, _RECEIVE_FLAGS
-            self._call(self._header_read, self.connection.recvmsg_into, *how)
-        elif arrival.direct:
+            place = self._ahead[self._ahead_filled :]
+            if self._takes_descriptors:
+                how = ([place],), _ANCILLARY_BYTES, _RECEIVE_FLAGS
+                self._call(self._descriptors_read, self.connection.recvmsg_into, *how)
+            else:
+                self._call(self._ahead_read, self.connection.recv_into, (place,))
+            return self._arrival is not None
+        if arrival.direct:
             self._call(self._body_read, self.connection.recv_into, (arrival.place,))
         else:
             length = min(arrival.missing, _PART_BYTES)
             self._call(self._body_read, self.connection.recv, (length,))
+        return not arrival.whole
 
-    def _header_read(self, result: tuple[int, list[tuple[int, int, bytes]], int, Any]) -> None:
+    def _descriptors_read(self, result: tuple[int, list[tuple[int, int, bytes]], int, Any]) -> None:
         read, extra, _, _ = result
         for level, what, data in extra:
             if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.memory.extend(array("i", data))
-        self._header_filled += read
+        self._ahead_read(read)
+
+    def _ahead_read(self, read: int) -> None:
+        """Take the messages apart of which some bytes have been read."""
         if not read:
             self.end()
-        elif self._header_filled == _HEADER.size:
-            self._begin_message()
-
-    def _begin_message(self) -> None:
-        self._header_filled = 0
-        kind, flow, nbytes = _HEADER.unpack(self._header)
-        self._kind = FrameType(kind)
-        match self._kind:
-            case FrameType.DATA:
-                arrival = self.data.begin(flow, nbytes)
-            case FrameType.CHANNEL_DATA:
-                arrival = self.channel_data.begin(flow, nbytes)
-            case _:
-                arrival = _Arrival(flow, nbytes, None)
-        self._arrival = arrival
-        if arrival.whole:
+            return
+        ahead, at, end = self._ahead, 0, self._ahead_filled + read
+        while end - at >= _HEADER.size:
+            kind, flow, nbytes = _HEADER.unpack_from(ahead, at)
+            at += _HEADER.size
+            arrival = self._begin_message(kind, flow, nbytes)
+            if nbytes and at < end:
+                part = ahead[at : min(at + nbytes, end)]
+                arrival.add(part)
+                at += len(part)
+            if not arrival.whole:
+                self._arrival = arrival
+                break
             self._end_message(arrival)
+        if at < end:
+            ahead[: end - at] = ahead[at:end]
+        self._ahead_filled = end - at
+
+    def _begin_message(self, kind: int, flow: int, nbytes: int) -> _Arrival:
+        inbox = self._inboxes.get(kind)
+        if inbox is not None:
+            self._kind = kind
+            return inbox.begin(flow, nbytes)
+        self._kind = FrameType(kind)
+        return _Arrival(flow, nbytes, None)
 
     def _body_read(self, read: int | bytes) -> None:
         arrival = self._arrival
         assert arrival is not None
-        arrival.add(read)
+        if isinstance(read, int):
+            arrival.note(read)
+        else:
+            arrival.add(read)
         if not read:
             self.end()
         elif arrival.whole:
+            self._arrival = None
             self._end_message(arrival)
 
     def _end_message(self, arrival: _Arrival) -> None:
-        self._arrival = None
+        if self._kind in self._inboxes:
+            if arrival.receive is not None:
+                arrival.deliver()
+            return
         match self._kind:
-            case FrameType.DATA | FrameType.CHANNEL_DATA:
-                if arrival.receive is not None:
-                    arrival.deliver()
             case FrameType.CONTROL:
                 self.control.append(arrival.bytes())
             case FrameType.ENVELOPE:
@@ -412,32 +493,6 @@ class FrameStream:
         self.connection.close()
         while self.memory:
             os.close(self.memory.popleft())
-
-
-@contextlib.contextmanager
-def _system_calls_on(stream: FrameStream) -> Iterator[None]:
-    """Run a block of system calls on a connection.
-
-    If the kernel can do no more for now, the block ends.  If the connection is broken, `stream` has
-    ended.  After any other exception, such as that of a signal's handler, the connection stays in
-    use if `recover` finds it consistent; otherwise it ends for both ranks.
-    """
-    try:
-        yield
-    except BlockingIOError:
-        pass
-    except (BrokenPipeError, ConnectionResetError):
-        stream.end()
-    except BaseException:
-        recovered = False
-        try:
-            recovered = stream.recover()
-        finally:
-            if not recovered:
-                stream.end()
-                with contextlib.suppress(OSError):
-                    stream.connection.shutdown(socket.SHUT_RDWR)
-        raise
 
 
 class Events:

@@ -14,13 +14,15 @@ import pytest
 
 import ringreduce as rr
 from ringreduce import rendezvous
+from ringreduce.config import Environment
 from ringreduce.rendezvous import env, files
 from ringreduce.rendezvous.env import of_environment
-from ringreduce.system import unix_sockets
-from ringreduce.transports import mesh
-from ringreduce.transports.mesh import SeveralHostsError, connect
+from ringreduce.transports import conversations, handshakes, mesh
+from ringreduce.transports.mesh import SeveralHostsError, Way, connect
 from tests.support.threads import Exchange, on_threads
 
+MARK = 6
+"""Index of the mark in an entry."""
 JOB = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29533"}
 
 
@@ -176,11 +178,11 @@ def test_a_missing_variable_is_named(missing):
         ({"WORLD_SIZE": "2.0"}, r"WORLD_SIZE is '2\.0'; wanted a whole number"),
         ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE is 2; ranks count from 0"),
         ({"RANK": "-1"}, "RANK is -1 and WORLD_SIZE is 2; ranks count from 0"),
-        ({"LOCAL_WORLD_SIZE": "1"}, "1 of 2 ranks are on this host.*mpirun or srun"),
         (
-            {"MASTER_ADDR": "192.0.2.1"},
-            r"192\.0\.2\.1 is no address of this host.*srun",
+            {"LOCAL_WORLD_SIZE": "1"},
+            "1 of 2 ranks are on this host, and MASTER_ADDR is localhost, which other hosts cannot",
         ),
+        ({"RINGREDUCE_PORT": "65535"}, "RINGREDUCE_PORT is '65535'; wanted a port from 1 to 65534"),
     ],
 )
 def test_a_wrong_variable_is_named(wrong, said):
@@ -248,13 +250,15 @@ def test_two_ranks_0_are_an_error(port):
 
 @pytest.mark.parametrize("line", [b"", b"{", b'{"rank": 1}\n', b"[]\n", b"x" * (2 << 20) + b"\n"])
 def test_rank_0_ignores_what_is_no_rank(port, line, monkeypatch):
-    monkeypatch.setattr(env, "_LINE_S", 0.2)
-    address = env._address(variables(0, 2, port), 0)
+    monkeypatch.setattr(conversations, "TALK_S", 0.2)
+    address = env._meeting(2, 5.0, Environment(), variables(0, 2, port)).unix_address
 
     def run(rank):
         if rank == 2:
             with socket.socket(socket.AF_UNIX) as stranger:
-                unix_sockets.connect(stranger, address, time.monotonic() + 5, awaits=True)
+                end = time.monotonic() + 5
+                while stranger.connect_ex(address) and time.monotonic() < end:
+                    time.sleep(0.01)
                 with contextlib.suppress(OSError):
                     stranger.sendall(line)
                     assert stranger.recv(1) == b""
@@ -358,6 +362,7 @@ def entries_with(change):
     def collect(mine):
         other = json.loads(mine)
         other[0] = "0" * 32
+        other[MARK] = mesh._mark(other[0], Way())
         return [mine, change(other)]
 
     return collect
@@ -368,9 +373,11 @@ def entries_with(change):
     [
         (lambda entry: b"nothing", "returned other bytes for rank 1 than ranks pass"),
         (lambda entry: json.dumps(entry[:2]).encode(), "for rank 1 than ranks pass"),
+        (lambda entry: json.dumps([*entry[:-1], [3]]).encode(), "for rank 1 than ranks pass"),
+        (lambda entry: json.dumps([*entry[:-1], [["eth0"]]]).encode(), "than ranks pass"),
         (
-            lambda entry: json.dumps([*entry[:1], "elsewhere", "moon", [0], 1, None]).encode(),
-            r"on 2 hosts: 0 on .*; 1 on elsewhere\.  .* mpirun",
+            lambda entry: json.dumps([*entry[:MARK], "another", *entry[MARK + 1 :]]).encode(),
+            "these ranks have another RINGREDUCE_SECRET than this rank: 1; pass all ranks the same",
         ),
         (lambda entry: 3, "it returned"),
     ],
@@ -380,17 +387,26 @@ def test_entries_are_checked(change, said):
         connect(entries_with(change), None, None, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("here", "there", "known"), [(5, 3, [5, 3]), (5, None, None), (5, 5, None)]
-)
-def test_the_error_of_several_hosts_has_the_ranks_of_mpi(monkeypatch, here, there, known):
-    monkeypatch.setenv("PMI_RANK", str(here))
+def on_the_moon(mpi_rank):
+    """A function that changes an entry to that of a rank on another host, without addresses."""
+
+    def change(entry):
+        entry[2], entry[5], entry[-1] = "moon", mpi_rank, []
+        return json.dumps(entry).encode()
+
+    return change
+
+
+def test_mpi_connects_ranks_of_several_hosts_if_it_has_started_all():
     with pytest.raises(SeveralHostsError) as caught:
-        connect(
-            entries_with(lambda e: json.dumps([e[0], "elsewhere", "moon", [0], 1, there]).encode()),
-            *(None, None, 1.0),
-        )
-    assert caught.value.mpi_ranks == known
+        connect(entries_with(on_the_moon(3)), None, None, 1.0, way=Way(mpi_rank=5))
+    assert caught.value.mpi_ranks == [5, 3]
+
+
+@pytest.mark.parametrize(("here", "there"), [(5, None), (5, 5), (None, 5)])
+def test_tcp_connects_ranks_of_several_hosts_otherwise(here, there):
+    with pytest.raises(rr.PeerTimeoutError, match="not there: 1"):
+        connect(entries_with(on_the_moon(there)), None, None, 0.1, way=Way(mpi_rank=here))
 
 
 def test_a_rank_that_has_ended_is_named():
@@ -424,7 +440,7 @@ def test_who_does_not_know_the_secret_is_not_accepted(number):
             if rank == 1:
                 with socket.socket(socket.AF_UNIX) as stranger:
                     stranger.connect(addresses[0])
-                    stranger.sendall(mesh._GREETING.pack(number, bytes(32)))
+                    stranger.sendall(handshakes.GREETING.pack(number, bytes(32)))
                     assert stranger.recv(1) == b""
             return entries
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,27 @@ import numpy as np
 import pytest
 
 import ringreduce as rr
+from ringreduce.config import Environment
 from ringreduce.console.colours import Colours
 from ringreduce.launch import cli, doctor
 from ringreduce.recovery.checkpoint import Folder
+from ringreduce.rendezvous import meeting
+from ringreduce.rendezvous.env import of_environment
 from ringreduce.supervisor import mpiexec
+from ringreduce.system import addresses
+from ringreduce.system.addresses import Address
 from ringreduce.train import mlp
 from ringreduce.train.__main__ import main as train
+from ringreduce.transports import handshakes, mesh
+from ringreduce.transports.conversations import TIMED_OUT
+from ringreduce.transports.handshakes import Handshakes, RankEntry
+from ringreduce.transports.mesh import Way
 from tests.support import trainer
 from tests.support.damage import flipped
 from tests.support.mnist import idx_bytes, mnist
 from tests.support.mpi import ROOT, MpiJobs, environment
 from tests.support.mpiexecs import HYDRA_5, OPEN_MPI_5_LIBRARY, put_mpiexec
+from tests.support.threads import Exchange, on_threads
 
 PAGE = ROOT / "docs/messages.md"
 _ROW = re.compile(r"^\| (.*?) \|(?: (.*))? \|$")
@@ -465,11 +476,72 @@ MPIS = {
 }
 
 
+# --- several hosts without MPI --------------------------------------------------------------------
+
+
+def _in_use(ports: Iterable[int]) -> Any:
+    raise OSError(errno.EADDRINUSE, "")
+
+
+def _of_host(**variables: str) -> str:
+    """Return the error of local rank 1 of a host with one interface, whose ports are taken."""
+    way = Way(Environment.read(variables), local_rank=1)
+    here = [(Address("eth0", "10.0.0.1"), False)]
+    with (
+        mock.patch.object(addresses, "_of_interfaces", return_value=here),
+        mock.patch.object(mesh, "listen", _in_use),
+    ):
+        return _text_of(lambda: mesh.connect(lambda mine: [mine], 0, 1, 1.0, way=way))
+
+
+def _of_rank_0(**variables: str) -> str:
+    """Return the error of rank 0 of two hosts, whose ports are taken."""
+    job = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node1"}
+    job |= {"MASTER_PORT": str(os.getpid())}
+    with mock.patch.object(meeting, "listen", _in_use):
+        return _text_of(lambda: of_environment(None, None, 1.0, job | variables).collect(b""))
+
+
+def _of_two_secrets() -> str:
+    exchange = Exchange(2)
+
+    def run(rank: int) -> str:
+        way = Way(Environment(secret=str(rank)), one_host=True)
+        return _text_of(lambda: mesh.connect(exchange.of(rank), rank, 2, 1.0, way=way))
+
+    return str(on_threads(run, 2)[0])
+
+
+def _of_unreachable_rank() -> str:
+    own, other = (RankEntry(k, h, h, [0], 1, None, "", 30001, []) for k, h in ("an", "bm"))
+    search = handshakes._Search([], problems={Address("eth0", "10.0.0.1"): TIMED_OUT})
+    made = Handshakes(1, [replace(own, host="node1"), other], b"", 1.0, "init")
+    error = made._unreachable(0, search)
+    return f"{type(error).__name__}: {error}"
+
+
+HOSTS: dict[str, Callable[[], str]] = {
+    "`RINGREDUCE_INTERFACE=eth1`, where `eth0` is the only one": partial(
+        _of_host, RINGREDUCE_INTERFACE="eth1"
+    ),
+    "`RINGREDUCE_PORT=30000`, where the port of a rank is taken": partial(
+        _of_host, RINGREDUCE_PORT="30000"
+    ),
+    "`RINGREDUCE_PORT=30000`, where rank 0 finds it taken": partial(
+        _of_rank_0, RINGREDUCE_PORT="30000"
+    ),
+    "`MASTER_ADDR=localhost` for two hosts": partial(_of_rank_0, MASTER_ADDR="localhost"),
+    "a rank has another `RINGREDUCE_SECRET`": _of_two_secrets,
+    "a firewall is between two hosts": _of_unreachable_rank,
+}
+
+
 # --- the page -------------------------------------------------------------------------------------
 
 HERE: dict[str, Callable[[str], str]] = {
     "Environment variables": of_variable,
     "The MPI of an environment": lambda where: MPIS[where](),
+    "Ranks of several hosts without MPI": lambda where: HOSTS[where](),
     "Command lines": of_command,
     "Settings in a file": of_settings,
     "Data": of_data,
@@ -518,7 +590,7 @@ def main() -> None:
             answers[misuse.wrote] = of_job(misuse.wrote)
         if misuse.section in HERE:
             answers[misuse.wrote] = HERE[misuse.section](misuse.wrote)
-        in_words = misuse.wrote in (*DATA, *CHECKPOINTS, *MPIS)
+        in_words = misuse.wrote in (*DATA, *CHECKPOINTS, *MPIS, *HOSTS)
         wrote = misuse.wrote if in_words else _cell(misuse.wrote)
         line = f"| {wrote} | {_cell(answers[misuse.wrote])} |"
         text = re.sub(rf"^\| {re.escape(wrote)} \|.*\|$", lambda _, to=line: to, text, flags=re.M)

@@ -71,6 +71,9 @@ def collect_returns_the_bytes_of_all_ranks_in_rank_order(transport: Transport) -
 
 def all_ranks_map_the_memory_that_is_allocated_for_each(transport: Transport) -> None:
     found = transport.allocate_shared(1 << 12)
+    if len(transport.nodes()) > 1:
+        assert found is None
+        return
     assert found is not None
     segments = [np.frombuffer(each, np.uint8) for each in found]
     segments[transport.rank][:] = transport.rank + 1

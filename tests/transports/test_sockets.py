@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import select
 import signal
 import socket
 import struct
@@ -11,6 +13,8 @@ import time
 from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ringreduce as rr
 from ringreduce.transports import sockets, streams
@@ -26,8 +30,8 @@ def two_ranks(timeout_s=1.0):
     for end in ends:
         end.setblocking(False)
     return (
-        SocketTransport(SocketMesh(0, [None, ends[0]], cores=2), timeout_s),
-        SocketTransport(SocketMesh(1, [ends[1], None], cores=2), timeout_s),
+        SocketTransport(SocketMesh(0, [None, ends[0]], 2, ((0, 1),)), timeout_s),
+        SocketTransport(SocketMesh(1, [ends[1], None], 2, ((0, 1),)), timeout_s),
     )
 
 
@@ -135,6 +139,64 @@ def test_a_collection_without_the_others_names_them():
     pair = two_ranks(timeout_s=0.1)
     with pytest.raises(rr.PeerTimeoutError, match=r"init: waited 0.1 s .* not there: 1"):
         pair[0].collect(b"x")
+
+
+# --- small messages ---
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 4096])
+def test_a_small_message_takes_one_call_of_the_kernel_on_each_side(pair, nbytes):
+    here, there = pair
+    receiver, buffer = receive(here, 1, 0, nbytes)
+    make, calls = FrameStream._call, []
+
+    def count(stream, note, function, *args):
+        calls.append((stream.peer, function.__name__))
+        make(stream, note, function, *args)
+
+    with mock.patch.object(FrameStream, "_call", count):
+        assert send(there, 0, 0, b"x" * nbytes).Test()
+        assert receiver.Test()
+    assert calls == [(0, "send"), (1, "recvmsg_into")]
+    assert bytes(buffer[:nbytes]) == b"x" * nbytes
+
+
+@settings(max_examples=100)
+@given(
+    sent=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 13, 4096, 4097, 9000, 70000]))
+    ),
+    cuts=st.lists(st.integers(1, 20_000)),
+)
+def test_messages_arrive_whole_wherever_the_stream_is_cut(sent, cuts):
+    """The kernel may pass any part of the stream at a time."""
+    here, there = two_ranks()
+    ours, theirs = socket.socketpair()
+    stream = here._streams[1]
+    stream.connection.close()
+    stream.connection = ours
+    ours.setblocking(False)
+    bodies = [bytes([index % 251]) * nbytes for index, (_, nbytes) in enumerate(sent)]
+    whole = b"".join(
+        struct.pack("<BIQ", FrameType.DATA, flow, len(body)) + body
+        for (flow, _), body in zip(sent, bodies, strict=True)
+    )
+    early = len(sent) // 2
+    receives = [receive(here, 1, flow, nbytes) for flow, nbytes in sent[:early]]
+    cut = itertools.cycle(cuts or [1 << 16])
+    while whole:
+        part = whole[: next(cut)]
+        theirs.sendall(part)
+        whole = whole[len(part) :]
+        while select.select([ours], (), (), 0)[0]:
+            stream.read()
+    receives += [receive(here, 1, flow, nbytes) for flow, nbytes in sent[early:]]
+    for (receiver, buffer), body in zip(receives, bodies, strict=True):
+        assert receiver.complete
+        assert bytes(buffer[: len(body)]) == body
+    theirs.close()
+    here.release()
+    there.release()
 
 
 # --- bytes of something else ---

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import ringreduce as rr
-from ringreduce.transports.mesh import connect
+from ringreduce.config import Environment
+from ringreduce.transports import mesh
 from ringreduce.transports.sockets import SocketTransport
 from ringreduce.transports.thread import Switchboard, ThreadTransport
 from tests.support.messages import DEADLINE_S
@@ -31,14 +34,20 @@ def test_threads_keep_the_contract(check, ranks):
 BUFFERED = [(check, ranks) for check, ranks in CHECKS if check not in STRICT]
 
 
+@pytest.mark.parametrize("name", ["sockets", "tcp"])
 @pytest.mark.parametrize(
     ("check", "ranks"), BUFFERED, ids=[name_of(check, ranks) for check, ranks in BUFFERED]
 )
-def test_sockets_keep_the_contract(check, ranks):
+def test_sockets_keep_the_contract(check, ranks, name, monkeypatch):
     exchange = Exchange(ranks)
+    if name == "tcp":  # each rank takes itself for a host
+        monkeypatch.setattr(mesh, "network", lambda: threading.current_thread().name)
 
     def run(rank):
-        transport = SocketTransport(connect(exchange.of(rank), None, None, DEADLINE_S), DEADLINE_S)
+        way = mesh.Way(Environment(interface="lo"))
+        found = mesh.connect(exchange.of(rank), None, None, DEADLINE_S, way=way)
+        transport = SocketTransport(found, DEADLINE_S)
+        assert transport.name == ("sockets" if ranks == 1 else name)
         check(transport)
         transport.close()
 
