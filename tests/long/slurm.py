@@ -3,8 +3,8 @@
     .venv-torch/bin/python -m tests.long.slurm --out bench_results/slurm.json
 
 Root starts the daemons of Slurm, installed from the packages slurmctld, slurmd and slurm-client.
-First Slurm has one host, this one: two ranks run with ``--mpi=none`` and ``--mpi=pmi2``.  Then it
-has two hosts, which are network namespaces: three ranks run with ``--mpi=pmi2``.
+First Slurm has one host, this one, and two ranks; then two hosts, which are network namespaces, and
+three ranks.  Both run with ``--mpi=none`` and ``--mpi=pmi2``.
 
 Prints one row for each.  Exits with 1 if a check fails, or a rank finds another place than srun's.
 """
@@ -31,6 +31,7 @@ from tests.long.torch import HOSTS, failed_checks
 from tests.support.mpi import MpiJobs
 
 KINDS = ("none", "pmi2")
+MPI = "--mpi=pmi2"
 READY_S, ENDED_S = 30, 3
 """Seconds that Slurm's daemons may take to start, and to end after a signal."""
 CONFIGURATION = """\
@@ -54,9 +55,11 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 APART = (
     *("unshare", "--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--kill-child"),
-    *("sh", "-c", 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm; exec "$@"'),
+    *("sh", "-c"),
+    'hostname "$0"; mount -t tmpfs tmpfs /dev/shm; mount --bind "$1" /etc/hosts; shift; exec "$@"',
 )
-"""This command runs another one with a host name, shared memory and process ids of its own.
+"""This command runs another one with a host name, shared memory and process ids of its own, and
+with a file of names.
 
 The launcher of `benchmarks.hosts` hides the folder of control groups, which slurmd reads.
 """
@@ -133,18 +136,21 @@ def run(folder: Path, launcher: Sequence[str], ranks_of_hosts: Sequence[int]) ->
     folder.mkdir()
     jobs, ranks = MpiJobs(folder), sum(ranks_of_hosts)
     jobs.launcher = list(launcher)
-    several = len(ranks_of_hosts) > 1
+    several, by_mpi = len(ranks_of_hosts) > 1, MPI in launcher
     variables = HOSTS if several else {}
-    program = "tests.torch.checks:over_hosts" if several else "tests.torch.checks:over_torch"
+    if not by_mpi:  # all but the interface of Gloo is known from Slurm
+        variables = {name: text for name, text in variables.items() if "MASTER" not in name}
+    checks = "over_torch" if not several else "over_hosts" if by_mpi else "over_tcp"
+    program = f"tests.torch.checks:{checks}"
     places = jobs.run_ok("call", ranks, "tests.long.slurm:where", **variables)
-    checks = jobs.run_ok("call", ranks, program, timeout_s=300, **variables)
-    address = variables.get("MASTER_ADDR", "localhost")
+    outcomes = jobs.run_ok("call", ranks, program, timeout_s=300, **variables)
+    address = variables.get("MASTER_ADDR", "host-1" if several else "localhost")
     wanted = [
         [[str(rank), str(ranks), str(local), address], [rank, ranks, ranks], rank]
         for rank, local in enumerate(local for count in ranks_of_hosts for local in range(count))
     ]
-    row = {"ranks": ranks, "hosts": ",".join(map(str, ranks_of_hosts)), "checks": len(checks[0])}
-    return row | {"places": places == wanted, "failed": failed_checks(checks)}
+    row = {"ranks": ranks, "hosts": ",".join(map(str, ranks_of_hosts)), "checks": len(outcomes[0])}
+    return row | {"places": places == wanted, "failed": failed_checks(outcomes)}
 
 
 def on_one_host(folder: Path) -> Iterator[dict[str, Any]]:
@@ -159,13 +165,18 @@ def on_two_hosts(folder: Path) -> Iterator[dict[str, Any]]:
     with hosts(2, "1gbit") as (hub, addresses, _):
         start = ["ip", "netns", "exec", hub]
         control = Host(socket.gethostname(), HUB_ADDRESS, start)
-        nodes = []
+        nodes, names = [], folder / "hosts"
+        lines = [f"{address} host-{number}" for number, address in enumerate(addresses, 1)]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         for number, address in enumerate(addresses, 1):
             name, network = f"host-{number}", f"/run/netns/{hub.removesuffix('hub')}{number}"
-            nodes.append(Host(name, address, ["nsenter", f"--net={network}", *APART, name]))
+            nodes.append(
+                Host(name, address, ["nsenter", f"--net={network}", *APART, name, str(names)])
+            )
         with slurm(folder, control, nodes):
-            srun = [*start, "srun", "--nodes=2", "--mpi=pmi2"]
-            yield {"srun": srun[-1]} | run(folder / "pmi2", srun, [2, 1])
+            for kind in KINDS:
+                srun = [*start, "srun", "--nodes=2", f"--mpi={kind}"]
+                yield {"srun": srun[-1]} | run(folder / kind, srun, [2, 1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,8 @@
 - ``kills``: a rank is killed, stops or raises in the middle of a backward pass, under torchrun and
   under mpirun.  Every other rank raises an error that names this rank, within 2 s or its timeout.
   The launcher ends with an error.  No process, socket or memory file is left.
-- ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).  With
-  ``--pythons`` in the environments of these interpreters, which may have other MPIs.
+- ``hosts``: the checks of the tests on two hosts, which are network namespaces (needs root).  Ranks
+  run without MPI, and with it in the environments of the ``--pythons``, which may have other MPIs.
 - ``versions``: the checks of the tests on two and three ranks.  With ``--torches`` in the
   environments of these interpreters, which may have other versions of torch.
 - ``restarts``: a rank dies once under ``torchrun --max-restarts 3``, and the job ends well.
@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.long.faults import record
+from tests.support.hosts import jobs_on_hosts
 from tests.support.mpi import ROOT, MpiJobs, environment, mpiexec, with_environment
 from tests.torch.test_launchers import TORCHRUN
 
@@ -256,6 +257,10 @@ def hosts(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]
         row = {"proof": "hosts", "mpi": found["mpi"], "hosts": "2,1", "ranks": 3}
         row |= {"checks": len(found["outcomes"])}
         yield row | {"wrong": len(wrong) + (done.returncode != 0)}
+    with jobs_on_hosts(jobs.folder) as on_hosts:
+        each = on_hosts.run_ok("call", 3, "tests.torch.checks:over_tcp", timeout_s=300)
+    row = {"proof": "hosts", "mpi": "none", "hosts": "2,1", "ranks": 3, "checks": len(each[0])}
+    yield row | {"wrong": len(failed_checks(each))}
 
 
 def versions(jobs: MpiJobs, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

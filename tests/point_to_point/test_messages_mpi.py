@@ -12,7 +12,12 @@ TRANSPORTS = [pytest.param("shm", marks=pytest.mark.alike), "mpi"]
 
 
 @pytest.mark.parametrize(
-    "transport", [pytest.param("shm", marks=[pytest.mark.alike, pytest.mark.smoke]), "mpi"]
+    "transport",
+    [
+        pytest.param("shm", marks=[pytest.mark.alike, pytest.mark.smoke]),
+        pytest.param("sockets", marks=pytest.mark.alike),
+        "mpi",
+    ],
 )
 def test_all_facts_of_messages(mpi, transport):
     passed = mpi.run_ok("call", RANKS, "tests.support.point_to_point:over_mpi", transport)

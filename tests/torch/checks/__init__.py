@@ -48,6 +48,16 @@ IN_SHARED_MEMORY = (
     memory.other_processes_get_copies_of_moved_storages,
     memory.tensors_stay_while_calls_are_under_way,
 )
+IN_ONE_PROCESS = (
+    tensors.compiled_code_views_the_tensors_of_repeated_calls,
+    tensors.a_communicator_takes_tensors,
+    training.code_that_is_compiled_leaves_collectives_out,
+    works.the_profiler_shows_calls_and_their_bytes,
+    works.a_call_may_end_after_the_profiler,
+    works.a_call_may_end_in_the_next_profiler,
+    groups.groups_leave_nothing_behind,
+)
+"""Checks that take seconds, and look at the code in front of the transport."""
 WITHOUT_MPI = (
     groups.a_broken_group_can_be_destroyed,
     groups.a_group_ends_although_a_message_never_comes,
@@ -91,6 +101,13 @@ def over_mpi() -> dict[str, str]:
 def over_hosts() -> dict[str, str]:
     """Do as `over_torch`, on ranks of several hosts, without the checks of what one host has."""
     for check in (*IN_SHARED_MEMORY, *WITHOUT_MPI):
+        CHECKS.remove(check)
+    return over_torch()
+
+
+def over_tcp() -> dict[str, str]:
+    """Do as `over_torch`, on ranks of several hosts without MPI, with the checks that send data."""
+    for check in (*IN_SHARED_MEMORY, *IN_ONE_PROCESS):
         CHECKS.remove(check)
     return over_torch()
 

@@ -169,9 +169,9 @@ def the_timeout_of_a_wait_is_that_of_all_calls() -> None:
     if rank():
         for x in tensors:
             time.sleep(0.2)
-            dist.broadcast(x, 0)
+            dist.broadcast(x, 1)
     else:
-        work = dist.group.WORLD.broadcast(tensors, 0)
+        work = dist.group.WORLD.broadcast(tensors, 1)
         raises(TimeoutError, "", lambda: work.wait(timedelta(seconds=0.4)))
         work.wait()
 
