@@ -47,6 +47,7 @@ QUICK = (
 """Quickest first; each run ends at the first failure."""
 _WORK = ("tests/calls/test_queue.py",)
 _SHARED = ("tests/shm/test_program.py", "tests/shm/test_program_mpi.py")
+_BETWEEN_HOSTS = ("tests/calls/test_collectives_mpi.py",)
 _MEMBERS = ("tests/recovery/test_membership.py", "tests/recovery/test_plans.py")
 _SUPERVISOR = ("tests/recovery/test_supervisor.py",)
 _MESSAGES = ("tests/point_to_point/test_messages.py", "tests/point_to_point/test_messages_mpi.py")
@@ -104,6 +105,8 @@ _BY_FILE = {
     "train/tensor_parallel.py": ("tests/train/test_tensor_parallel.py",),
     "train/compare/__main__.py": ("tests/train/test_compare.py",),
     "shm/copies.py": _SHARED,
+    "shm/executable.py": _BETWEEN_HOSTS,
+    "shm/host_messages.py": _BETWEEN_HOSTS,
     "shm/stores.py": ("tests/shm/test_stores.py", *_SHARED),
     "shm/executor.py": ("tests/shm/test_protocol.py", *_SHARED),
     "shm/protocol.py": ("tests/shm/test_protocol.py", *_SHARED),

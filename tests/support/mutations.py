@@ -499,16 +499,8 @@ MUTATIONS = [
     Mutation(
         "written-before-headers-are-compared",
         "planning/shm_instructions.py",
-        """            yield self._free_slot(step.index + 1)
-        for fold in step.folds:
-            yield from self._reduce(step.index, fold, operands)
-""",
-        """            pass
-        for fold in step.folds:
-            yield from self._reduce(step.index, fold, operands)
-        if self._writes_directly(step.index + 1):
-            yield self._free_slot(step.index + 1)
-""",
+        "                    yield self._free_slot(step.index + 1)\n",
+        "                    pass\n",
         "A result is written to a peer that may be in another call.",
     ),
     Mutation(
@@ -948,6 +940,27 @@ MUTATIONS = [
         "self._absent_s += now - self._polled_at - _GAP_COUNTS_S",
         "pass",
         "A job that was stopped for longer than the timeout ends with an error when it goes on.",
+    ),
+    Mutation(
+        "another-call-between-hosts-taken",
+        "shm/host_messages.py",
+        "return DONE if equal(Header(place_of(message)), program.header) else MISMATCH",
+        "return DONE",
+        "A rank takes the data of another call from a rank of another host.",
+    ),
+    Mutation(
+        "sends-to-hosts-not-waited-for",
+        "planning/shm_instructions.py",
+        "        yield from map(Complete, self._sent)\n",
+        "",
+        "A step overwrites what the MPI still sends to another host.",
+    ),
+    Mutation(
+        "repeated-calls-between-hosts-not-counted",
+        "shm/executable.py",
+        "self._counts[message.receives][message.peer] += times",
+        "self._counts[message.receives][message.peer] += 1",
+        "After a mismatch, ranks of several hosts wait for messages that nobody sends.",
     ),
     Mutation(
         "damaged-code-loaded",
