@@ -48,6 +48,7 @@ from ringreduce.system.topology import Topology
 
 _Kept = TypeVar("_Kept", Call, Fused)
 _P = ParamSpec("_P")
+OF_GPUS = (("memory", "GPU"),)
 _NO_ARGUMENTS = Signature("all_to_all", ())
 """The signature of an all-to-all whose arguments the ranks have compared in an exchange before."""
 
@@ -85,8 +86,8 @@ class Calls:
         self._free = free
         """Called with each call that the cache drops."""
         self._shared = shared
-        self.memory_kind = () if shared is None else (("memory", "GPU"),)
-        """Arguments of all signatures of arrays on a GPU, if arrays of the host are shared."""
+        self.memory_kind = () if shared is None else OF_GPUS
+        """Arguments of all signatures of arrays on a GPU, if host arrays take another way."""
         self.nodes, self.rank = topology.nodes, topology.rank
         self.size = sum(map(len, topology.nodes))
         self.config, self.device = config, device

@@ -94,6 +94,7 @@ class Engine:
         report_mismatch = self.agreement.report_mismatch
         control = Control(self.wait_until, self.wait_for, report_mismatch, log)
         self.executables = Executables(transport, host, config, control, segments)
+        self._between_hosts = config.node_memory is not None
         if config.memory is None:
             segments = None
         self.running = self.executables.running
@@ -106,7 +107,7 @@ class Engine:
         self.ended: Exception | None = None
         """Why no further call can be made; None while the communicator is usable."""
         self.fast_path: FastPath | None = None
-        """Repeats calls in compiled code; None if the ranks share no memory."""
+        """Repeats calls in compiled code; None if no calls are programs."""
         if config.memory is not None or config.node_memory is not None:
             self.fast_path = self.queue.lock = FastPath(
                 self.queue.lock,
@@ -288,6 +289,8 @@ class Engine:
         while self._discarded:
             call = self._discarded.popleft()
             if call.executable is not None:
+                if self._between_hosts and self.fast_path is not None:
+                    self.fast_path.drop(call)  # its messages are not counted any more
                 call.executable.free()
                 call.executable = None
 

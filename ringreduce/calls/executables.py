@@ -1,7 +1,7 @@
 """The executables of a communicator: each runs a call, and is broken off after an error.
 
-A call on arrays of ranks that share memory is one compiled program.  Any other call is a plan whose
-messages a transport carries.
+A call on arrays of ranks that share memory is one compiled program, and so is a call of one slice
+on ranks of several hosts.  Any other call is a plan whose messages a transport carries.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Executables:
         return call.executable
 
     def _through_shared_memory(self, call: Call) -> Executable | None:
-        """Return the shared-memory executable; None on all ranks if `call` goes by messages."""
+        """Return the executable of a program; None if `call` goes by messages on this host."""
         if call.pieces:
             return self._by_pieces(call)
         return self._by_program(call.plan, call) if call.shares else None
@@ -244,7 +244,7 @@ class Executables:
         All receives are withdrawn before.
         """
         self._flows.count_all()
-        for each in self._of_hosts:
+        for each in list(self._of_hosts):  # another thread may plan a call meanwhile
             each.count_runs()
         for executable in self.running:
             executable.tally()

@@ -28,7 +28,7 @@ from ringreduce.calls.arrays import (
     is_part,
     open_gpu,
 )
-from ringreduce.calls.cache import Calls
+from ringreduce.calls.cache import OF_GPUS, Calls
 from ringreduce.calls.call import Call, Fused
 from ringreduce.calls.engine import NOTHING, Engine
 from ringreduce.calls.ops import check_movable
@@ -126,6 +126,8 @@ class Runner:
             shared = None if self.config.memory is None else self.calls
             device, free = open_gpu(gpu), self.engine.discard
             calls = Calls(self._topology, device, self.given, free, shared)
+            if self.config.node_memory is not None:  # calls on host arrays are programs
+                calls.memory_kind = OF_GPUS
             self._on_gpus[gpu] = calls
         return calls
 

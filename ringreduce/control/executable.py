@@ -1,8 +1,8 @@
 """Executables: plans that can be run, and the functions of the engine that they use.
 
-There are two kinds of executables, `ringreduce.messages.executor.MessageExecutable` and
-`ringreduce.shm.executable.ShmExecutable`.  The engine chooses one for each kind of call and then
-treats both alike.
+`ringreduce.messages.executor.MessageExecutable` sends messages,
+`ringreduce.shm.executable.ShmExecutable` runs a compiled program.  The engine chooses one for each
+kind of call and then treats both alike.
 """
 
 from __future__ import annotations

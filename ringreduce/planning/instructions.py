@@ -123,7 +123,7 @@ class HostMessage(NamedTuple):
 class Instructions(NamedTuple):
     instructions: tuple[Instruction, ...]
     rounds: tuple[int, ...]
-    """Number of rounds of each slice, the same on all ranks."""
+    """Number of rounds of each slice, the same on all ranks of a host."""
     slot_bytes: int
     """The most bytes that any rank stages in a round."""
     scratch: int
@@ -145,7 +145,7 @@ class Instructions(NamedTuple):
 
     def step_of(self, number: int) -> int:
         if self.round_steps:
-            return self.round_steps[number - 1]
+            return self.round_steps[max(number, 1) - 1]
         for rounds in self.rounds:
             if number <= rounds:
                 break

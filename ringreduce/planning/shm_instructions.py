@@ -99,7 +99,9 @@ def instructions_of(
         return None
     writer = _Writer(table, rank, max(1, segment_bytes // itemsize))
     instructions = tuple(writer.instructions())
-    scratch = plans[rank].scratch if any(map(_touches_scratch, instructions)) else 0
+    in_scratch = any(message.place.buffer == SCRATCH for message in writer.messages)
+    in_scratch = in_scratch or any(map(_touches_scratch, instructions))
+    scratch = plans[rank].scratch if in_scratch else 0
     return Instructions(
         instructions,
         (table.rounds + table.waits_for_readers,),

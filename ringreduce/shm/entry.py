@@ -222,7 +222,9 @@ def _run(path: FastPathState, program: Address, source: Address, target: Address
     A short call keeps the lock for about a microsecond first: most are over by then.
     """
     number, run = path.next_number, Program(program).run
-    if Program(program).input_bytes <= _SHORT_BYTES:
+    short = Program(program).input_bytes <= _SHORT_BYTES
+    # Another thread may be inside MPI, and wait for the interpreter's lock there.
+    if short and Program(program).message_count == 0:
         team = Team(Program(program).team)
         spins, yields = team.spins, team.yields
         team.spins, team.yields = min(spins, _SHORT_SPINS), 0

@@ -348,6 +348,17 @@ class FastPath:
             self._barrier_call = call
             _fill_own(self._barrier, call, None)
 
+    def drop(self, engine_call: EngineCall) -> None:
+        """Drop a call.  The fast path is disabled."""
+        for place, (key, call) in list(self._calls.items()):
+            if call.engine_call is engine_call:
+                cached = CachedCall(place)
+                cached.hash, cached.call = EMPTY, 0
+                del self._places[key], self._calls[place]
+        barrier = self._barrier_call
+        if self._barrier is not None and barrier is not None and barrier.engine_call is engine_call:
+            self._barrier.entry.own_call, self._barrier_call = 0, None
+
     @property
     def has_barrier(self) -> bool:
         """Whether the barrier is admitted, or cannot be."""

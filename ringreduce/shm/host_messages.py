@@ -57,6 +57,8 @@ def place_of(message: HostMessageRecord) -> Address:
 @compilable
 def start(program: Program, team: Team, message: HostMessageRecord) -> int:
     mpi, place = team.mpi, place_of(message)
+    if mpi.error:  # the communicator is broken
+        return FAILED
     function = mpi.isend
     if message.receives:
         function = mpi.irecv
@@ -81,13 +83,15 @@ def start(program: Program, team: Team, message: HostMessageRecord) -> int:
 @compilable
 def test(team: Team, message: HostMessageRecord) -> int:
     """Let MPI make progress; return DONE if a message is over, PENDING or FAILED if it is not."""
+    mpi = team.mpi
+    if mpi.error:  # MPI has freed the request, and would say that it is over
+        return FAILED
     if message.state != UNDER_WAY:
         return DONE
-    mpi = team.mpi
     flag = address_of(mpi) + _FLAG
     store(flag, 0)
     request = address_of(message) + _REQUEST
-    mpi.error = call_mpi(mpi.test, request, flag, mpi.ignored, 0, 0, 0, 0)
+    mpi.error = call_mpi(mpi.test, request, flag, mpi.status, 0, 0, 0, 0)
     if mpi.error:
         return FAILED
     if mpi.flag == 0:

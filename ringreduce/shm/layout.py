@@ -215,15 +215,16 @@ class Mpi(Record):
     isend: Address
     irecv: Address
     test: Address
-    # Handles of the communicator and of MPI_BYTE, and the address of MPI_STATUS_IGNORE.
+    # Handles of the communicator and of MPI_BYTE.
     comm: Word
     byte: Word
-    ignored: Word
+    # Address of scratch for a status.
+    status: Address
     # Scratch of MPI_Test: not 0 if a message is complete.
     flag: Word
     # Tests of a message before the rank yields its core.
     polls: Word
-    # The latest error code.
+    # The first error code that is not 0; from then on each message fails.
     error: Word
 
 

@@ -1,8 +1,8 @@
 """Programs: plans that ranks of one host execute through shared memory.
 
-All ranks run the same plans through shared memory, and choose the same way for the data.  Both
-depend only on the call and on what all ranks can do.  Headers, errors and results are the same as
-with messages.  Ranks of other hosts may run the same plan by messages alone.
+All ranks of a host run the same plans through shared memory, and choose the same way for the data.
+Both depend only on the call and on what all ranks can do.  Headers, errors and results are the same
+as with messages.  Ranks of other hosts may run the same plan by messages alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ _PAUSE_BYTES = 64 << 20
 _STREAMED_BYTES = 4 << 20
 """The least bytes of its own part that a rank with a core copies by streaming stores."""
 _MAX_RANKS = 64
-"""The most ranks, since every rank plans for all ranks."""
+"""The most ranks of a host, since every rank plans for all of them."""
+_STATUS_BYTES = 128
+"""More than an MPI_Status of any MPI takes."""
 _ROUNDS_BEFORE_TRIALS = 16
 """Rounds before stores are timed first: the first stores to memory wait for its pages."""
 _SPINS_AND_YIELDS, _CROWDED_SPINS_AND_YIELDS = (5000, 2), (20, 32)
@@ -191,6 +193,7 @@ class SharedMemory:
         self._config = config
         size = self._size = len(memory.addresses)
         self._mates = memory.mates
+        self._status = np.zeros(_STATUS_BYTES // WORD, np.int64)
         peers = self._peers = [peer for peer in memory.mates if peer != rank]
         self._native = native
         self._team_words = np.zeros((size_of(Team) + size_of(Peer) * len(peers)) // WORD, np.int64)
@@ -212,7 +215,8 @@ class SharedMemory:
         if native is not None:
             mpi = team.mpi
             mpi.isend, mpi.irecv, mpi.test = native.isend, native.irecv, native.test
-            mpi.comm, mpi.byte, mpi.ignored = native.comm, native.byte, native.ignored
+            mpi.comm, mpi.byte = native.comm, native.byte
+            mpi.status = array_address(self._status)
         self._begin_trials(0)
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]

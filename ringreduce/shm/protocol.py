@@ -1,6 +1,6 @@
 """The slots through which ranks of one host exchange data, and the order of their memory.
 
-All ranks count rounds alike; a round is a step of a schedule.  In round r a rank
+All ranks of a host count rounds alike; a round is a step of a schedule.  In round r a rank
 
 - frees its slot r mod 2 (`free_slot`): it waits until every peer has posted round r - 1;
 - writes its data, the header of the call, and where its arrays are;

@@ -297,7 +297,7 @@ def _assemble(
             rank = place.mpi_rank() if over.name == "mpi" else None
             traces.begin(path, over.rank if rank is None else rank)
         segments = share_segments(over, placed) if config.shared_memory else None
-        if given.transport == "shm" and segments is None:
+        if given.transport == "shm" and (segments is None or len(over.nodes()) > 1):
             raise UnavailableError
         comm = communicator(over, placed, given.timeout_s, config, segments, adopt)
         if path is not None:

@@ -28,8 +28,6 @@ class NativeMessages(NamedTuple):
     comm: int
     """Handle of the communicator of data messages; the next one: of MPI_BYTE."""
     byte: int
-    ignored: int
-    """Address that stands for no status."""
     error: Callable[[int], Exception]
     """Returns the exception for an error code."""
     request: Callable[[int], Any]

@@ -185,11 +185,9 @@ class MpiTransport(Transport):
             isend, irecv, test = (_address(getattr(library, name)) for name in names)
         except AttributeError:
             return None
-        # MPI_STATUS_IGNORE is no object of mpi4py: MPICH and its kin define it as 1.
-        ignored = 0 if MPI.Get_library_version().startswith("Open MPI") else 1
         handles = self._data.handle, MPI.BYTE.handle
         how = MPI.Exception, MPI.Request.fromhandle
-        return NativeMessages(isend, irecv, test, *handles, ignored, *how)
+        return NativeMessages(isend, irecv, test, *handles, *how)
 
     def split(self, members: Sequence[int], number: int, timeout_s: float) -> MpiTransport:
         """See `Transport.split`.  Raises PeerTimeoutError if a member does not take part.

@@ -24,7 +24,7 @@ from ringreduce.planning.instructions import (
     Wait,
     join,
 )
-from ringreduce.planning.operations import INPUT, OUTPUT
+from ringreduce.planning.operations import INPUT, OUTPUT, SCRATCH
 from ringreduce.planning.plan import plan_parts, plan_whole
 from ringreduce.planning.shm_instructions import instructions_of
 from ringreduce.schedules.schedule import Recv, Send, Step
@@ -178,6 +178,9 @@ def test_hosts_with_messages_between_them_have_the_result_in_any_order(
             host = next(host for host in hosts if rank in host)
             far = {message.peer for message in program.messages}
             assert not far & set(host)
+            in_scratch = [m for m in program.messages if m.place.buffer == SCRATCH]
+            ends = [message.place.offset + message.nbytes for message in in_scratch]
+            assert max(ends, default=0) <= program.scratch * ITEMSIZE
         for seed in range(4):
             how = [each.instructions for each in programs], seed
             messages = [each.messages for each in programs]

@@ -143,6 +143,18 @@ def a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right
                 sums_right(comm, count)
 
 
+def messages_of_calls_that_are_dropped_stay_counted(world: MPI.Intracomm) -> None:
+    """Rank 0 takes the general path, so its calls stay; the others' are repeated and dropped."""
+    with rr.init(world, nodes=(2, 2), config=rr.Config(kept_plans=2)) as comm:
+        for count in (5, 6, 7, 8, 5, 6):
+            x = np.ones(2 * count)[::2] if world.rank == 0 else np.ones(count)
+            for _ in range(4):
+                assert np.array_equal(comm.all_reduce(x), np.full(count, 4.0))
+        with pytest.raises(rr.MismatchError):
+            comm.all_reduce(np.zeros(3 + world.rank // 3))
+        sums_right(comm)
+
+
 def an_error_of_mpi_in_a_program_ends_the_communicator_on_all_ranks(world: MPI.Intracomm) -> None:
     comm = rr.init(world, nodes=(2, 2))
     sums_right(comm, 10)
@@ -169,6 +181,7 @@ CHECKS: list[Callable[[MPI.Intracomm], None]] = [
     communicators_can_be_made_and_closed_many_times,
     a_mismatch_leaves_the_communicator_usable,
     a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right,
+    messages_of_calls_that_are_dropped_stay_counted,
     an_error_of_mpi_in_a_program_ends_the_communicator_on_all_ranks,
 ]
 
