@@ -222,7 +222,7 @@ def run_case(comm: rr.Communicator, case: Case) -> None:
     before = values_of(case, comm.rank)
     x = _as_view(before, case.view)
     out = None
-    if wanted is not None and (case.out != "new" or _needs_out(case, comm.rank)):
+    if wanted is not None and (case.out != "new" or needs_out(case, comm.rank)):
         in_place = case.out == "in_place" and case.collective in IN_PLACE
         out = x if in_place else _as_view(np.zeros(wanted.shape, wanted.dtype), case.view)
         if case.out == "in_place" and _can_be_part(case):
@@ -262,7 +262,7 @@ def _can_be_part(case: Case) -> bool:
     return case.view == "plain" and bool(gathers or parts)
 
 
-def _needs_out(case: Case, rank: int) -> bool:
+def needs_out(case: Case, rank: int) -> bool:
     return case.collective == "scatter" and _knows_counts(case) and rank != case.root
 
 
