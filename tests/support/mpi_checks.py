@@ -128,7 +128,7 @@ def a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right
 ) -> None:
     """Each host runs a compiled program, of which fast calls have repeated some before."""
     for nodes in ((2, 2), (1, 3), (1, 1, 2)):
-        with rr.init(world, nodes=nodes) as comm:
+        with rr.init(world, nodes=nodes, transport="auto") as comm:
             for count in (3, 3000, 30_000):
                 for _ in range(3):
                     sums_right(comm, count)
@@ -145,7 +145,8 @@ def a_mismatch_between_hosts_is_the_same_error_on_all_and_the_next_call_is_right
 
 def messages_of_calls_that_are_dropped_stay_counted(world: MPI.Intracomm) -> None:
     """Rank 0 takes the general path, so its calls stay; the others' are repeated and dropped."""
-    with rr.init(world, nodes=(2, 2), config=rr.Config(kept_plans=2)) as comm:
+    config = rr.Config(kept_plans=2)
+    with rr.init(world, nodes=(2, 2), transport="auto", config=config) as comm:
         for count in (5, 6, 7, 8, 5, 6):
             x = np.ones(2 * count)[::2] if world.rank == 0 else np.ones(count)
             for _ in range(4):
@@ -156,7 +157,7 @@ def messages_of_calls_that_are_dropped_stay_counted(world: MPI.Intracomm) -> Non
 
 
 def an_error_of_mpi_in_a_program_ends_the_communicator_on_all_ranks(world: MPI.Intracomm) -> None:
-    comm = rr.init(world, nodes=(2, 2))
+    comm = rr.init(world, nodes=(2, 2), transport="auto")
     sums_right(comm, 10)
     if world.rank == 0:
         for executable in comm._engine.executables._of_hosts:
