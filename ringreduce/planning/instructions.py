@@ -113,7 +113,7 @@ class HostMessage(NamedTuple):
     peer: int
     receives: bool
     place: Operand
-    """The data; with `signed` in MESSAGE, behind the header."""
+    """The data.  If the message is `signed`, they are in MESSAGE, behind the header."""
     nbytes: int
     """Bytes of the data that are sent, or the most that are received."""
     signed: bool

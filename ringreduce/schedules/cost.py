@@ -103,11 +103,16 @@ def price(
     return simulate(_workload(schedule, nodes, nbytes / slices, profile), slices, in_flight)
 
 
+def bytes_of_chunks(schedule: Schedule, nbytes: float) -> list[float]:
+    """Return the bytes of each chunk of an array of `nbytes`."""
+    scale = nbytes / (sum(schedule.weights) or 1)
+    return [weight * scale for weight in schedule.weights]
+
+
 def _workload(
     schedule: Schedule, nodes: Sequence[Sequence[int]], nbytes: float, profile: Profile
 ) -> Workload:
-    scale = nbytes / (sum(schedule.weights) or 1)
-    chunk_bytes = [weight * scale for weight in schedule.weights]
+    chunk_bytes = bytes_of_chunks(schedule, nbytes)
     ranks = [list(schedule.steps(rank)) for rank in range(schedule.size)]
     fold_s = [
         [folds * profile.gamma_s_per_byte for folds in _folded_copies(steps, chunk_bytes)]

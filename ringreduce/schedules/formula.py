@@ -23,7 +23,7 @@ from itertools import pairwise
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from ringreduce.schedules.cost import Profile
+from ringreduce.schedules.cost import Profile, bytes_of_chunks
 from ringreduce.schedules.schedule import Claim, Schedule
 
 
@@ -64,7 +64,7 @@ def estimate(
 
     It takes time for the steps of few ranks alone.  The schedule must have claims, and no copies.
     """
-    chunk_bytes = _chunk_bytes(schedule, nbytes / slices)
+    chunk_bytes = bytes_of_chunks(schedule, nbytes / slices)
     kinds = [
         _loads(schedule, ranks, inside, chunk_bytes, profile)
         for ranks, inside in _sampled(schedule, nodes)
@@ -100,7 +100,7 @@ def at_least(
 
     With the claim all links are as fast as the fastest, and all chunks as short as the shortest.
     """
-    first, chunk_bytes = nodes[0][0], _chunk_bytes(schedule, nbytes / slices)
+    first, chunk_bytes = nodes[0][0], bytes_of_chunks(schedule, nbytes / slices)
     rounds = ceil(slices / in_flight)
     if of_steps:
         loads = _loads(schedule, [(first, 1)], frozenset(nodes[0]), chunk_bytes, profile)
@@ -112,11 +112,6 @@ def at_least(
     claim = schedule.claim(first)
     moved = max(claim.received, 0 if profile.in_node.receiver_copies else claim.sent)
     return rounds * (claim.steps * alpha_s + moved * min(chunk_bytes, default=0.0) * beta_s)
-
-
-def _chunk_bytes(schedule: Schedule, nbytes: float) -> list[float]:
-    scale = nbytes / (sum(schedule.weights) or 1)
-    return [weight * scale for weight in schedule.weights]
 
 
 def _sampled(

@@ -15,6 +15,9 @@ from ringreduce.shm.layout import OVER, UNDER_WAY, WITHDRAWN, HostMessageRecord
 from ringreduce.shm.program import PlanProgram
 from ringreduce.transports.base import Request, Transport
 
+_POLLS = 20
+"""Tests of a message before the program yields, while the rank seems to have a core of its own."""
+
 
 class ShmExecutable(executable.Executable):
     """A plan that shared memory runs."""
@@ -120,10 +123,6 @@ class ShmExecutable(executable.Executable):
         self.program.reset()
         self._end()
         self._copy_out, self.held = None, ()
-
-
-_POLLS = 20
-"""Tests of a message before the program yields, while the rank seems to have a core of its own."""
 
 
 class HostsExecutable(ShmExecutable):

@@ -39,10 +39,6 @@ def messages_of(program: Program) -> list[HostMessageRecord]:
     return [message_of(program, index) for index in range(program.message_count)]
 
 
-def is_missing(message: HostMessageRecord) -> bool:
-    return message.state in (NOT_STARTED, UNDER_WAY)
-
-
 @compilable
 def begin_messages(program: Program) -> None:
     for index in range(program.message_count):

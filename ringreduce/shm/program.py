@@ -49,7 +49,7 @@ from ringreduce.planning.plan import Plan
 from ringreduce.planning.select import pushed_part
 from ringreduce.planning.shm_instructions import IN_SLOT_BYTES, instructions_of
 from ringreduce.shm import functions, layout
-from ringreduce.shm.host_messages import is_missing, messages_of, place_of
+from ringreduce.shm.host_messages import messages_of, place_of
 from ringreduce.shm.layout import (
     WORD,
     Buffer,
@@ -547,9 +547,14 @@ class SharedMemory:
             address = layout.MessageRecord(program.instruction).message
             index = (address - program.messages) // size_of(HostMessageRecord)
             message = instructions.messages[index]
+            not_over = layout.NOT_STARTED, layout.UNDER_WAY
             same_step = zip(instructions.messages, messages_of(program), strict=True)
             return message.step, sorted(
-                {m.peer for m, record in same_step if m.step == message.step and is_missing(record)}
+                {
+                    m.peer
+                    for m, record in same_step
+                    if m.step == message.step and record.state in not_over
+                }
             )
         if opcode not in (layout.WAIT, layout.FREE_SLOT):  # a peer's process does not answer reads
             return 0, list(self._peers)
