@@ -3,30 +3,47 @@
     python -m benchmarks.between_hosts [--rate 1gbit] [--layouts 1,1 3,1,2] [--bytes 8 1024]
 
 Starts itself once for each layout on hosts of `benchmarks.hosts`, so it needs root, ``ip`` and
-``tc``.  Contenders take turns: single calls, each after a barrier, and calls in a loop.  Results
-are verified.  Long arrays are reduced by single calls alone.  Bound: each host's link carries
-2 (H - 1) / H of the bytes, H hosts, at the rate of plain streams from all hosts at once, which the
-same run measures.  Rows go to ``bench_results/hosts.jsonl``.
+``tc``.  The contenders of a row:
+
+- ``auto``: ours over MPI, ``MPI``: the same MPI's Allreduce,
+- ``tcp``: ours without MPI, ``Gloo``: by torch.distributed, where torch is installed.
+
+They take turns: single calls, each after a barrier, and calls in a loop.  Results are verified.
+Long arrays are reduced by single calls alone.  Bound: each host's link carries 2 (H - 1) / H of the
+bytes, H hosts, at the rate of plain streams from all hosts at once, which the same run measures.
+`predicted_us` is what `auto` expects, told that rate.  Rows go to ``bench_results/hosts.jsonl``.
+Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as with_changes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 import ringreduce as rr
-from benchmarks.rows import environment, replace
+from benchmarks.rows import RESULTS, environment, replace
+from ringreduce.picture.chart import Line, Panel, chart
+from ringreduce.picture.scales import logarithmic, powers_of_two, size_text
+from ringreduce.picture.style import BLUE, DASHED, DOTTED, GREEN, ORANGE, in_dark
+from ringreduce.planning.select import predict
+from ringreduce.schedules.cost import Link, Profile
 from ringreduce.system.topology import Nodes
+
+PICTURE = Path(__file__).parent.parent / "docs" / "hosts.svg"
 
 LAYOUTS = ("1,1", "2,2", "1,1,1,1", "3,1,2", "2,2,2,2")
 SIZES = (8, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -45,23 +62,28 @@ def main() -> int:
     parser.add_argument(
         "--algorithms", nargs="+", default=["auto"], help="others: rows not written"
     )
+    parser.add_argument("--draw", action="store_true", help="only draw what was measured")
     parser.add_argument("--layout", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.layout:
         _measure(options)
         return 0
-    for layout in options.layouts:
+    for layout in () if options.draw else options.layouts:
         hosts = [sys.executable, "-m", "benchmarks.hosts", "--ranks", layout, "--rate"]
         ranks = [sys.executable, "-m", "benchmarks.between_hosts", *sys.argv[1:], "--layout"]
         subprocess.run([*hosts, options.rate, "--", *ranks, layout], check=True)
+    if options.algorithms == ["auto"]:
+        _show()
     return 0
 
 
 def _measure(options: argparse.Namespace) -> None:
     command = " ".join(["python -m benchmarks.between_hosts", *sys.argv[1:-2]])
     rows = []
-    with rr.init() as comm:
+    with rr.init() as comm, rr.init(transport="sockets") as tcp:
         stream_s_per_byte = _slowest_stream(MPI.COMM_WORLD, comm.nodes)
+        gloo = _gloo(MPI.COMM_WORLD)
+        between = with_changes(Profile().between_nodes, beta_s_per_byte=stream_s_per_byte)
         count = len(comm.nodes)
         for nbytes in options.bytes:
             calls: dict[str, Callable[[Any], object]] = {
@@ -69,6 +91,9 @@ def _measure(options: argparse.Namespace) -> None:
                 for name in options.algorithms
             }
             calls["MPI"] = lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
+            if options.algorithms == ["auto"]:
+                calls["tcp"] = lambda x: tcp.all_reduce(x, out=x)
+                calls |= {} if gloo is None else {"Gloo": gloo}
             single, loop = _medians_s(MPI.COMM_WORLD, nbytes, calls)
             bound_s = 2 * (count - 1) / count * nbytes * stream_s_per_byte
             row = {"benchmark": "hosts", "layout": options.layout, "rate": options.rate}
@@ -80,9 +105,11 @@ def _measure(options: argparse.Namespace) -> None:
                 for medians in (single, loop)
             )
             row["of_mpi"] = {
-                name: round(max(each["MPI"] / each[name] for each in (single, loop) if each), 3)
-                for name in options.algorithms
+                name: _better(single, loop, name, "MPI") for name in options.algorithms
             }
+            if "Gloo" in single:
+                row["of_gloo"] = {"tcp": _better(single, loop, "tcp", "Gloo")}
+            row["predicted_us"] = _predicted_us(comm, nbytes, between)
             row["of_bound"] = {name: round(bound_s / s, 3) for name, s in single.items()}
             rows.append(row)
             if comm.rank == 0:
@@ -91,6 +118,43 @@ def _measure(options: argparse.Namespace) -> None:
                 sys.stdout.flush()
     if comm.rank == 0 and options.algorithms == ["auto"]:
         replace("hosts", rows, same=("mpi", "layout", "rate", "bytes", "cpu"))
+
+
+def _better(
+    single: Mapping[str, float], loop: Mapping[str, float], ours: str, theirs: str
+) -> float:
+    """Return their time over ours, of single calls or of loops: the greater one."""
+    return round(max(each[theirs] / each[ours] for each in (single, loop) if each), 3)
+
+
+def _predicted_us(comm: rr.Communicator, nbytes: int, between: Link) -> dict[str, float]:
+    """Return the µs that `auto` predicts for its own choice, with this link between hosts."""
+    config = with_changes(comm.config, profile=Profile(between_nodes=between))
+    how = comm.explain(nbytes).algorithm, comm.nodes, nbytes, config
+    return {"auto": round(1e6 * predict("all_reduce", *how), 2)}
+
+
+def _gloo(world: MPI.Intracomm) -> Callable[[Any], object] | None:
+    """Return Gloo's all-reduce in place; None where torch is not installed."""
+    try:
+        import torch
+        import torch.distributed as distributed
+    except ImportError:
+        return None
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    store = None
+    if world.rank == 0:
+        store = distributed.TCPStore("0.0.0.0", 0, world.size, True, wait_for_workers=False)
+    host, port = world.bcast((_address_here(), store and store.port))
+    if store is None:
+        store = distributed.TCPStore(host, port, world.size, False)
+    distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    return lambda x: distributed.all_reduce(torch.from_numpy(x))
+
+
+def _address_here() -> str:
+    return subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
 
 
 def _medians_s(
@@ -136,11 +200,8 @@ def _slowest_stream(world: MPI.Intracomm, nodes: Nodes) -> float:
     here = next(index for index, node in enumerate(nodes) if world.rank in node)
     speaks = world.rank == nodes[here][0]
     listener = socket.create_server(("0.0.0.0", 0)) if speaks else None
-    address = None
-    if listener is not None:
-        host = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
-        address = host, listener.getsockname()[1]
-    addresses = world.allgather(address)
+    port = None if listener is None else listener.getsockname()[1]
+    addresses = world.allgather((_address_here(), port))
     seconds = 0.0
     if listener is not None:
         out = socket.create_connection(addresses[nodes[(here + 1) % len(nodes)][0]])
@@ -159,6 +220,53 @@ def _slowest_stream(world: MPI.Intracomm, nodes: Nodes) -> float:
     while not over.Test():  # a rank that polls would take the cores from the streams
         time.sleep(1e-3)
     return float(world.allreduce(seconds, MPI.MAX)) / _STREAM_BYTES
+
+
+def _show() -> None:
+    """Draw the times of each layout at 1 Gbit/s, and print the tables of the page."""
+    text = (RESULTS / "hosts.jsonl").read_text()
+    rows = [row for row in map(json.loads, text.splitlines()) if row["rate"] == "1gbit"]
+    newest = max(rows, key=lambda row: row["date"])["cpu"]
+    rows = sorted((row for row in rows if row["cpu"] == newest), key=lambda row: row["bytes"])
+    svg = chart(
+        "All-reduce between hosts, by size",
+        f"Links of 1 Gbit/s; all ranks share {rows[0]['cores']} cores of {newest}; "
+        "bench_results/hosts.jsonl.",
+        [_panel(layout, [row for row in rows if row["layout"] == layout]) for layout in LAYOUTS],
+        columns=2,
+        panel_height=170,
+    )
+    PICTURE.write_text(svg, encoding="utf-8")
+    PICTURE.with_name("hosts-dark.svg").write_text(in_dark(svg), encoding="utf-8")
+    for made, of in (("auto", "of_mpi"), ("tcp", "of_gloo")):
+        head = ["layout", "MPI", *map(size_text, SIZES)]
+        print(f"\n{made}\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
+        for layout in LAYOUTS:
+            for mpi in ("MPICH", "Open MPI"):
+                found = [row for row in rows if row["layout"] == layout and mpi in row["mpi"]]
+                figures = [f"{row[of][made]:.2f}" for row in found if of in row]
+                if figures:
+                    print(f"| {' | '.join([layout, mpi, *figures])} |")
+
+
+def _panel(layout: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
+    lines = []
+    for mpi, dashes in (("MPICH", ""), ("Open MPI", DASHED)):
+        of_mpi = [row for row in rows if mpi in row["mpi"]]
+        contenders = {"auto": ("ringreduce over", BLUE), "MPI": ("", GREEN)}
+        if mpi == "MPICH":
+            contenders |= {"tcp": ("ringreduce without MPI", BLUE), "Gloo": ("Gloo", ORANGE)}
+        for name, (label, colour) in contenders.items():
+            points = [
+                (row["bytes"], row["single_us"][name]) for row in of_mpi if name in row["single_us"]
+            ]
+            if points:
+                label = f"{label} {mpi}".strip() if name in ("auto", "MPI") else label
+                how = DOTTED if name == "tcp" else dashes
+                lines.append(Line(points, colour, label, dashes=how))
+    x = powers_of_two([row["bytes"] for row in rows], size_text, most=5)
+    y = logarithmic([us for each in lines for _, us in each.points])
+    return Panel(f"{layout}: median time of a call, µs", x, y, lines)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,12 @@ class Call:
         return self.plan.sent_bytes
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of the plan, in the caller's dtype."""
+        plans = self.pieces or ((self.plan, 1),)
+        return self.dtype.itemsize * sum(plan.count * times for plan, times in plans)
+
+    @property
     def converts(self) -> bool:
         """Whether messages have another dtype than the caller's arrays."""
         return self.wire_dtype != self.dtype
@@ -101,3 +107,7 @@ class Fused:
     @property
     def schedule(self) -> Schedule:
         return self.groups[0][0].schedule
+
+    @property
+    def nbytes(self) -> int:
+        return sum(call.nbytes for call in self.calls)

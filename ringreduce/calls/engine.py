@@ -14,7 +14,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -88,8 +87,7 @@ class Engine:
         self.log: list[LoggedMessage] | None = [] if config.log_messages else None
         """The messages of all runs that this rank has started; None: messages are not logged."""
         log = self._log if config.log_messages or RECORDERS else None
-        config = replace(config, log_messages=log is not None)
-        self._messages: dict[int, tuple[float, Iterable[Note]]] = {}
+        self._messages: dict[int, tuple[int, Iterable[Note]]] = {}
         """Slice -> when its present messages began, and these messages, for the trace."""
         report_mismatch = self.agreement.report_mismatch
         control = Control(self.wait_until, self.wait_for, report_mismatch, log)
@@ -185,14 +183,14 @@ class Engine:
         try:
             header = agreement.begin(call.signature, timeout_s)
             executable = call.executable or self.executables.of(call)
-            begin_s = time.perf_counter() if RECORDERS else 0.0
+            begin_ns = time.perf_counter_ns() if RECORDERS else 0
             self.running.append(executable)
             executable.run(header, source, target)
             # Counted while it runs: a signal handler between the two lines can make no call.
             agreement.completed += 1
             self.running.clear()
             if RECORDERS:
-                self._record(call, begin_s)
+                self._record(call, begin_ns)
         except BaseException as error:
             raise self._settle_error(error, call.schedule) from None
 
@@ -265,14 +263,14 @@ class Engine:
     def advance(self, call: Call, source: Any, target: Any, header: bytes) -> Iterator[bool]:
         """Run the plan of a call within a body; yield at each poll whether it made progress."""
         executable = call.executable or self.executables.of(call)
-        begin_s = time.perf_counter() if RECORDERS else 0.0
+        begin_ns = time.perf_counter_ns() if RECORDERS else 0
         self.running.append(executable)
         executable.start(header, source, target)
         while not executable.test():
             yield executable.moved
         self.running.clear()
         if RECORDERS:
-            self._record(call, begin_s)
+            self._record(call, begin_ns)
 
     def discard(self, call: Call) -> None:
         """Have the executable of a call freed soon.  Any thread may call this at any time."""
@@ -344,21 +342,20 @@ class Engine:
         if self.log is not None:
             self.log += [LoggedMessage(self.agreement.number, index, *note) for note in notes]
         if RECORDERS:
-            begin_s, over = self._messages.get(index, (0.0, ()))
-            self._messages[index] = time.perf_counter(), notes
+            begin_ns, over = self._messages.get(index, (0, ()))
+            self._messages[index] = time.perf_counter_ns(), notes
             for _, name, peer, nbytes in over:
                 words = f"{'to' if name == 'send' else 'from'} {peer}"
-                RECORDERS[0].add(MESSAGE, name, begin_s, nbytes, words)
+                RECORDERS[0].add(MESSAGE, name, begin_ns, nbytes, words)
 
-    def _record(self, call: Call, begin_s: float) -> None:
+    def _record(self, call: Call, begin_ns: int) -> None:
         """Record a call that is over, and its last messages."""
         for index in self._messages:
             self._log(index, ())
         self._messages.clear()
         name, algorithm = call.signature.collective, call.schedule.algorithm
-        kind, plans = ASYNC if self.queue.works else CALL, call.pieces or ((call.plan, 1),)
-        nbytes = call.dtype.itemsize * sum(plan.count * times for plan, times in plans)
-        RECORDERS[0].add(kind, name, begin_s, nbytes, algorithm)
+        kind = ASYNC if self.queue.works else CALL
+        RECORDERS[0].add(kind, name, begin_ns, call.nbytes, algorithm)
 
     # --- the end ---
 

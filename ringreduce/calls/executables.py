@@ -217,7 +217,7 @@ class Executables:
 
     def _compiled_call(self, call: Call | Fused, batches: Sequence[Call]) -> CompiledCall | None:
         """Return `call` with the compiled program of each batch; None if a batch has none."""
-        if self._control.log is not None or any(batch.converts for batch in batches):
+        if self._config.log_messages or any(batch.converts for batch in batches):
             return None
         executables = []
         for batch in batches:

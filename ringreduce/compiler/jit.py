@@ -322,7 +322,7 @@ def _converts_float16(config: Any) -> bool:
 
 # --- where code is kept ---------------------------------------------------------------------------
 
-COMPILED_PACKAGES = ("compiler", "devices", "shm")
+COMPILED_PACKAGES = ("compiler", "devices", "shm", "trace")
 _CHANGES_NO_CODE = ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
 
 

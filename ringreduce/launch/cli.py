@@ -44,7 +44,10 @@ _BIT_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
 _SECOND_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _OF_COLLECTIVES = frozenset(
-    ["nodes", "link", "collective", "algorithm", "root", "nbytes", "dtype", "transport", "json"]
+    [
+        *("nodes", "link", "collective", "algorithm", "root", "nbytes", "dtype", "transport"),
+        *("json", "trace"),
+    ]
 )
 """Options of `explain` for collectives alone, by the names under which they are stored."""
 _OF_PIPELINES = frozenset(["stages", "splits", "virtual"])
@@ -499,6 +502,7 @@ def _add_explain(commands: _Commands) -> None:
     )
     add("--svg", type=Path, metavar="FILE", help="write a picture of it")
     add("--png", type=Path, metavar="FILE", help="the same; needs pip install 'ringreduce[plot]'")
+    add("--trace", type=Path, metavar="FILE.json", help="write the predicted messages as a trace")
     add("--check", dest="prove", action="store_true", help="prove it here and now")
 
 

@@ -75,6 +75,8 @@ class ExplainRequest:
     json: bool = False
     svg: Path | None = None
     png: Path | None = None
+    trace: Path | None = None
+    """Where to write the predicted messages, as a trace."""
 
     def __post_init__(self) -> None:
         if self.collective not in ALGORITHMS:
@@ -103,6 +105,12 @@ class ExplainRequest:
                 f"number of {self.dtype}, which has {self.itemsize} bytes"
             )
         _check_suffixes(self.svg, self.png)
+        if self.trace is not None and self.trace.suffix != ".json":
+            raise ValueError(f"--trace {self.trace}: wanted a name that ends in .json")
+        if self.trace is not None and self.ranks > _MOST_EXACT:
+            raise ValueError(
+                f"--trace has every message of at most {_MOST_EXACT} ranks; these are {self.ranks}"
+            )
         if self.algorithm != "auto":
             build(self.collective, self.algorithm, self.layout, self.root)
 

@@ -22,11 +22,15 @@ from ringreduce.launch import explain_pipeline
 from ringreduce.launch.example_call import Case, ExplainRequest, PipelineRequest, VariableError
 from ringreduce.picture import output, to_svg
 from ringreduce.picture.drawing import nodes_text
-from ringreduce.planning.select import priced_bytes, slices_in_flight
+from ringreduce.planning.select import predict_messages, priced_bytes, slices_in_flight
 from ringreduce.schedules.check import Proof, check
 from ringreduce.schedules.draw import draw
 from ringreduce.schedules.ranges import range_texts
 from ringreduce.schedules.schedule import Schedule, chunk_of
+from ringreduce.schedules.simulation import Wire
+from ringreduce.trace import traces
+from ringreduce.trace.recorder import CALL, MESSAGE
+from ringreduce.trace.ring import words_of
 
 _MOST_RANKS = 8
 _MOST_ROWS = 16
@@ -37,7 +41,8 @@ _LONGEST_RANKS = 24
 def main(request: ExplainRequest | PipelineRequest) -> int:
     """Print the explanation and write the pictures.  Returns the exit code, with its reason."""
     try:
-        for path in filter(None, (request.svg, request.png)):
+        trace = None if isinstance(request, PipelineRequest) else request.trace
+        for path in filter(None, (request.svg, request.png, trace)):
             output.check_writable(path)
         code = 0
         if isinstance(request, PipelineRequest):
@@ -100,7 +105,34 @@ def _written(case: Case) -> list[Path]:
         picture = to_svg(case.schedule, nodes)
         for path in paths:
             output.write(path, picture)
+    if case.request.trace:
+        case.request.trace.write_text(_trace(case))
+        paths.append(case.request.trace)
     return paths
+
+
+def _trace(case: Case) -> str:
+    """Return the predicted call as a trace: the call on each rank, and the messages inside it."""
+    ranks: list[list[tuple[object, ...]]] = [[] for _ in range(case.schedule.size)]
+
+    def add(wire: Wire, begin_s: float, end_s: float) -> None:
+        sender, receiver = wire.message.sender.rank, wire.message.receiver.rank
+        begin_ns, nbytes, end_ns = _trace_ns(begin_s), round(wire.nbytes), _trace_ns(end_s)
+        words = words_of(MESSAGE, "send", f"to {receiver}")
+        ranks[sender].append((begin_ns, nbytes, words, end_ns))
+        words = words_of(MESSAGE, "recv", f"from {sender}")
+        ranks[receiver].append((begin_ns, nbytes, words, end_ns))
+
+    how = case.request.layout, case.request.nbytes, case.config
+    end_ns = _trace_ns(predict_messages(case.schedule, *how, add))
+    words = words_of(CALL, case.request.collective, case.algorithm)
+    call = (_trace_ns(0.0), case.request.nbytes, words, end_ns)
+    events = (traces.events_of(rank, [call, *found]) for rank, found in enumerate(ranks))
+    return traces.as_json([(rank, 0.0, found) for rank, found in enumerate(events)])
+
+
+def _trace_ns(seconds: float) -> int:
+    return 1 + round(1e9 * seconds)  # a time of 0 is no event
 
 
 def _headline(case: Case) -> str:

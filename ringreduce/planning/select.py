@@ -14,7 +14,7 @@ from ringreduce.console.sections import table
 from ringreduce.errors import counted
 from ringreduce.planning.slices import SEGMENT_BYTES
 from ringreduce.schedules.collectives import ROOTED
-from ringreduce.schedules.cost import price
+from ringreduce.schedules.cost import OnMessage, price
 from ringreduce.schedules.formula import at_least, estimate
 from ringreduce.schedules.schedule import Schedule
 from ringreduce.system.topology import Nodes
@@ -332,6 +332,16 @@ def predict(collective: str, algorithm: str, nodes: Nodes, nbytes: int, config: 
     """Predict the seconds that a call takes.  Raises ValueError for an unknown algorithm."""
     schedule = build(collective, algorithm, nodes)
     return _seconds(_model(schedule, algorithm), schedule, nodes, nbytes, config)
+
+
+def predict_messages(
+    schedule: Schedule, nodes: Nodes, nbytes: int, config: Config, on_message: OnMessage
+) -> float:
+    """Simulate a call, with `on_message` as for `simulate`; return its seconds.
+
+    Of a call whose slices follow one another the first slice is simulated.
+    """
+    return _seconds(partial(price, on_message=on_message), schedule, nodes, nbytes, config)
 
 
 def _model(schedule: Schedule, algorithm: str) -> _Model:

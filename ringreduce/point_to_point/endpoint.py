@@ -167,7 +167,7 @@ class Endpoint:
             try:
                 for operation in operations:
                     operation.since, operation.place = now, self._begun_count
-                    operation.began_s = time.perf_counter() if RECORDERS else 0.0
+                    operation.began_ns = time.perf_counter_ns() if RECORDERS else 0
                     self._begun_count += 1
                     if work is not None:
                         self._asynchronous.add(operation)
@@ -488,7 +488,7 @@ class Endpoint:
         if RECORDERS and error is None:
             name, towards = ("send", "to") if operation.sends else ("recv", "from")
             words = operation.data.nbytes, f"{towards} {operation.peer}"
-            RECORDERS[0].add(MESSAGE, name, operation.began_s, *words)
+            RECORDERS[0].add(MESSAGE, name, operation.began_ns, *words)
         if operation.at_end is not None:
             self._asynchronous.discard(operation)
             operation.at_end(operation)

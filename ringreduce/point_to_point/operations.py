@@ -33,8 +33,8 @@ class Operation:
     """The message that this receive has taken."""
     since: float = 0.0
     """When the operation began, on the endpoint's clock."""
-    began_s: float = 0.0
-    """The same on the clock of `time.perf_counter`."""
+    began_ns: int = 0
+    """The same on the clock of `time.perf_counter_ns`."""
     place: int = 0
     """Number of operations of this rank that began before this one."""
     over: bool = False

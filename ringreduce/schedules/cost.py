@@ -16,12 +16,14 @@ For one slice, and a `message_s` of 0, this gives the published formulas exactly
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ringreduce.schedules.matching import Message, match
 from ringreduce.schedules.schedule import Schedule, Step, chunk_of, source_of
 from ringreduce.schedules.simulation import Wire, Workload, simulate
+
+OnMessage = Callable[[Wire, float, float], None]
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,13 @@ def price(
     *,
     slices: int = 1,
     in_flight: int = 4,
+    on_message: OnMessage = lambda wire, begin_s, end_s: None,
 ) -> float:
     """Predict the seconds until the last rank has finished an array of `nbytes`.
 
     `nodes` lists the ranks of each node, every rank once.  The array is divided into `slices`, of
-    which `in_flight` are under way at once.  Raises ScheduleError if the schedule cannot finish,
-    and ValueError if the nodes do not list its ranks.
+    which `in_flight` are under way at once.  `on_message` is as for `simulate`.  Raises
+    ScheduleError if the schedule cannot finish, and ValueError if the nodes do not list its ranks.
 
     >>> from ringreduce.algorithms import build
     >>> link = Link(alpha_s=1.0, beta_s_per_byte=0.5)
@@ -100,7 +103,8 @@ def price(
         raise ValueError(f"price: nodes {nodes} do not list ranks 0 to {schedule.size - 1} once")
     if slices < 1 or in_flight < 1:
         raise ValueError(f"price: slices {slices} and in_flight {in_flight} must be at least 1")
-    return simulate(_workload(schedule, nodes, nbytes / slices, profile), slices, in_flight)
+    workload = _workload(schedule, nodes, nbytes / slices, profile)
+    return simulate(workload, slices, in_flight, on_message=on_message)
 
 
 def bytes_of_chunks(schedule: Schedule, nbytes: float) -> list[float]:
@@ -150,7 +154,8 @@ class Links:
         else:
             link = self._profile.between_nodes
             ports = (2 * (size + source), 2 * (size + target) + 1)
-        return Wire(message, link.message_s + nbytes * link.beta_s_per_byte, link.alpha_s, ports)
+        transfer_s = link.message_s + nbytes * link.beta_s_per_byte
+        return Wire(message, transfer_s, link.alpha_s, ports, nbytes)
 
 
 def _folded_copies(steps: Sequence[Step], chunk_bytes: Sequence[float]) -> Iterator[float]:

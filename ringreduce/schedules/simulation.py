@@ -37,6 +37,8 @@ class Wire:
     """Seconds from the end of the transfer to delivery."""
     ports: tuple[int, int]
     """Out of the sender or its node or for the pair alone, into the receiver or its node."""
+    nbytes: float = 0.0
+    """Bytes of its data, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,15 @@ def simulate(
     slices: int = 1,
     in_flight: int = 1,
     watch: Callable[[RankStep, float], None] = lambda place, time_s: None,
+    on_message: Callable[[Wire, float, float], None] = lambda wire, begin_s, end_s: None,
 ) -> float:
     """Return the seconds until the last rank has finished all slices.
 
     `watch` is called with each step, and the time at which the work after the step begins.
+    `on_message` is called with each message, when both ends are posted, and when it is delivered.
     Raises ScheduleError if the ranks cannot finish.
     """
-    return _Simulation(workload, slices, in_flight, watch).run()
+    return _Simulation(workload, slices, in_flight, watch, on_message).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +84,7 @@ class _Strand:
 class _Transfer:
     wire: Wire
     flow: int
+    posted_s: float
     left_s: float
     """Seconds of transfer left at time `since_s`, if it had its ports alone."""
     since_s: float = 0.0
@@ -96,9 +101,10 @@ class _Simulation:
         slices: int,
         in_flight: int,
         watch: Callable[[RankStep, float], None],
+        on_message: Callable[[Wire, float, float], None],
     ) -> None:
         self._workload, self._slices, self._in_flight = workload, slices, in_flight
-        self._watch = watch
+        self._watch, self._on_message = watch, on_message
         self._size = size = len(workload.work_s)
         self._begin: list[list[list[int]]] = [[[] for _ in steps] for steps in workload.work_s]
         """Rank, step -> indices of the wires whose end the rank posts when it enters the step."""
@@ -174,7 +180,7 @@ class _Simulation:
 
     def _queue(self, flow: int, wire: Wire) -> None:
         connection = self._connections[_pair(wire)]
-        connection.append(_Transfer(wire, flow, left_s=wire.transfer_s))
+        connection.append(_Transfer(wire, flow, self._now_s, left_s=wire.transfer_s))
         if len(connection) == 1:
             self._begin_transfer(connection[0])
 
@@ -212,7 +218,9 @@ class _Simulation:
         if connection:
             self._begin_transfer(connection[0])
         sender, receiver = wire.message.sender, wire.message.receiver
-        self._at(self._now_s + wire.alpha_s, self._complete, transfer.flow, receiver)
+        delivered_s = self._now_s + wire.alpha_s
+        self._at(delivered_s, self._complete, transfer.flow, receiver)
+        self._on_message(wire, transfer.posted_s, delivered_s)
         if self._workload.waits_for_sends:
             self._complete(transfer.flow, sender)
 

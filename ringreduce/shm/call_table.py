@@ -80,6 +80,8 @@ class FastPathState(Record):
     str_type: Address
     # ``sys.intern``.
     intern: Address
+    # The address of the `EventRing` of the trace; 0: this process records none.
+    events: Address
     name_out: Address
     name_op: Address
     name_root: Address
@@ -185,6 +187,10 @@ class CachedCall(Record):
     shape: Address
     # The object that the call returns; 0: the array with the result.
     result: Address
+    # The address of the words of the call in a trace; 0: this process records none.
+    words: Address
+    # Bytes of the call's arrays, for the trace.
+    nbytes: Word
 
 
 CALL_BYTES = size_of(CachedCall)

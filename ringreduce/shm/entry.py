@@ -26,7 +26,7 @@ from ringreduce.compiler.interpreter import (
     this_thread,
     tuple_of,
 )
-from ringreduce.compiler.memory import call_run, load, store
+from ringreduce.compiler.memory import call_run, load, nanoseconds, store
 from ringreduce.compiler.pyobjects import (
     CONTIGUOUS_AND_ALIGNED,
     WRITABLE,
@@ -62,6 +62,7 @@ from ringreduce.shm.list_table import (
 )
 from ringreduce.shm.protocol import leave
 from ringreduce.shm.tensor_views import TensorViews, view_tensor
+from ringreduce.trace.ring import EventRing, record_event
 
 GENERAL = -1
 """Returned in place of a result's address: the call takes the general path."""
@@ -292,6 +293,20 @@ def _finish(
     return done != 0
 
 
+@compilable
+def _began_ns(path: FastPathState, cached: CachedCall) -> int:
+    """Read the clock if the call is recorded in a trace."""
+    return nanoseconds(address_of(path) + _ARGUMENTS) if cached.words else 0
+
+
+@compilable
+def _record(path: FastPathState, cached: CachedCall, began_ns: int) -> None:
+    """Record a call that ends now in the trace, if there is one."""
+    if cached.words:
+        scratch = address_of(path) + _ARGUMENTS
+        record_event(EventRing(path.events), began_ns, cached.nbytes, cached.words, scratch)
+
+
 # --- calls on one array ---------------------------------------------------------------------------
 
 
@@ -324,6 +339,7 @@ def _run_one(
     if x:
         source, into = PyArray(x).data, PyArray(target).data
     signature, executable, program = cached.signature, cached.executable, cached.program
+    began_ns = _began_ns(path, cached)
     _begin(path)
     done = _run(path, program, source, into) == DONE
     if done:
@@ -331,6 +347,8 @@ def _run_one(
     else:
         given = x if x else path.none
         done = _finish(path, Program(program), call, executable, given, target, 0)
+    if done:
+        _record(path, cached, began_ns)
     path.busy = 0
     return done
 
@@ -415,6 +433,7 @@ def _run_list(
 ) -> bool:
     """Run the programs of a list's batches one after another; False if the call raised."""
     state, signature = ListState(cached.list), cached.signature
+    began_ns = _began_ns(path, cached)
     _begin(path)
     pending, done = False, True
     for index in range(state.batches):
@@ -426,6 +445,8 @@ def _run_list(
         done = _finish(path, Program(batch.program), call, batch.executable, x, into, index)
     else:
         _count(path, signature)
+    if done:
+        _record(path, cached, began_ns)
     path.busy = 0
     return done
 

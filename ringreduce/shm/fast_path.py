@@ -41,6 +41,8 @@ from ringreduce.shm.executable import ShmExecutable
 from ringreduce.shm.layout import WORD
 from ringreduce.shm.list_table import ListTable
 from ringreduce.shm.tensor_views import Tensors
+from ringreduce.trace.recorder import CALL, RECORDERS
+from ringreduce.trace.ring import kept_words
 
 _BETWEEN_LOOKS_S = 2e-5
 """Seconds between two looks at whether a call of the fast path is still under way."""
@@ -64,6 +66,9 @@ class EngineCall(Protocol):
     @property
     def schedule(self) -> Any:
         """For the error text of a call that fails."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +202,8 @@ class FastPath:
         state.tensors = address_of(self._tensors.views)
         state.arguments = address + size_of(FastPathState)
         state.counts = state.arguments + size_of(Arguments)
+        for recorder in RECORDERS:
+            state.events = recorder.ring
         state.table = address + head
         self._places: dict[Key, int] = {}
         self._calls: dict[int, tuple[Key, CompiledCall]] = {}
@@ -422,6 +429,11 @@ def _fill_own(made: _Records, call: CompiledCall, result: Any) -> None:
 
 
 def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
+    if RECORDERS:
+        made = call.engine_call
+        words = kept_words(CALL, made.signature.collective, made.schedule.algorithm)
+        call.named += (words,)
+        cached.words, cached.nbytes = array_address(words), made.nbytes
     if call.table is None:
         (executable,) = call.executables
         cached.program, cached.executable = executable.program.address, id(executable)

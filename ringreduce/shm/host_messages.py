@@ -7,7 +7,7 @@ its own host tests the messages under way, too.
 
 from __future__ import annotations
 
-from ringreduce.compiler.memory import call_mpi, store, yield_core
+from ringreduce.compiler.memory import call_mpi, nanoseconds, store, yield_core
 from ringreduce.compiler.records import Address, address_of, compilable, offset_of, size_of
 from ringreduce.shm.layout import (
     DONE,
@@ -25,8 +25,10 @@ from ringreduce.shm.layout import (
     Team,
 )
 from ringreduce.shm.protocol import copy_header, equal
+from ringreduce.trace.ring import EventRing, record_event
 
 _MESSAGE_BYTES = size_of(HostMessageRecord)
+_HEADER_BYTES = size_of(Header)
 _REQUEST, _FLAG = offset_of(HostMessageRecord, "request"), offset_of(Mpi, "flag")
 
 
@@ -60,6 +62,8 @@ def start(program: Program, team: Team, message: HostMessageRecord) -> int:
         function = mpi.irecv
     elif message.signed:
         copy_header(Header(place), program.header)
+    if message.words:
+        message.began_ns = nanoseconds(address_of(team.clock))
     mpi.error = call_mpi(
         function,
         place,
@@ -93,6 +97,10 @@ def test(team: Team, message: HostMessageRecord) -> int:
     if mpi.flag == 0:
         return PENDING
     message.state = OVER
+    if message.words:
+        nbytes = message.nbytes - message.signed * _HEADER_BYTES
+        clock = address_of(team.clock)
+        record_event(EventRing(team.events), message.began_ns, nbytes, message.words, clock)
     return DONE
 
 

@@ -269,6 +269,8 @@ class Team(Record):
     # Reads of at most `read_bytes` by way of `read_buffer` before a direct read is timed again.
     indirect_reads: Word
     mpi: Mpi
+    # The address of the `EventRing` of the trace; 0: this process records none.
+    events: Address
 
 
 # --- a program ------------------------------------------------------------------------------------
@@ -467,6 +469,10 @@ class HostMessageRecord(Record):
     request: Word
     # NOT_STARTED, UNDER_WAY, OVER or WITHDRAWN.
     state: Word
+    # The address of its words in a trace; 0: this process records none.
+    words: Address
+    # When it was started, if the trace has it.
+    began_ns: Word
 
 
 NOT_STARTED, UNDER_WAY, OVER, WITHDRAWN = range(4)

@@ -64,6 +64,8 @@ from ringreduce.shm.layout import (
 )
 from ringreduce.shm.protocol import slot_of
 from ringreduce.shm.segments import Segments
+from ringreduce.trace import recorder
+from ringreduce.trace.ring import kept_words
 from ringreduce.transports.base import NativeMessages
 
 _READ_BYTES = (256 << 10, 128 << 10)
@@ -217,6 +219,10 @@ class SharedMemory:
             mpi.isend, mpi.irecv, mpi.test = native.isend, native.irecv, native.test
             mpi.comm, mpi.byte = native.comm, native.byte
             mpi.status = array_address(self._status)
+        for each in recorder.RECORDERS:
+            team.events = each.ring
+        self._event_words: dict[tuple[int, bool], np.ndarray] = {}
+        """The words of messages in a trace, by peer, and whether they are received."""
         self._begin_trials(0)
         first = address_of(team) + size_of(Team)
         self._peer_records = [Peer(first + i * size_of(Peer)) for i in range(len(peers))]
@@ -409,6 +415,12 @@ class SharedMemory:
         self._point(program, record.place, message.place.after(-header))
         record.nbytes, record.peer = message.nbytes + header, message.peer
         record.receives, record.signed = message.receives, message.signed
+        if self.team.events:
+            kind = message.peer, message.receives
+            if kind not in self._event_words:
+                words = ("recv", f"from {kind[0]}") if kind[1] else ("send", f"to {kind[0]}")
+                self._event_words[kind] = kept_words(recorder.MESSAGE, *words)
+            record.words = array_address(self._event_words[kind])
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
         """Write the location of a buffer of this rank, as peers resolve it."""

@@ -9,23 +9,31 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count
+from itertools import cycle
 from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+
+from ringreduce.compiler.records import address_of, array_address, size_of
+from ringreduce.trace.ring import WORDS_BYTES, EventRing, words_of
 
 TRACE = "RINGREDUCE_TRACE"
 SPAN, WAIT, CALL, ASYNC, MESSAGE = b"span", b"wait", b"call", b"async", b"message"
 """Kinds of events: a block of code, a wait for a Work, a collective for which the thread waits, a
 collective of the progress thread, a message."""
 MOST = 100_000
-"""The most events of a part: the last ones."""
+"""The most events of a part that Python records, and the most of compiled code: the last ones."""
 HEADER = struct.Struct("<qdd")
 """Number of the rank; seconds to add to its times; their error in seconds."""
-EVENT = struct.Struct("<dq8s64s32sd")
-"""Begin in seconds, bytes, kind, name, algorithm or peer, end.  The end is written last: an event
-that a kill has torn ends before it begins."""
+EVENT = struct.Struct(f"<qq{WORDS_BYTES}sq")
+"""Begin in ns, bytes, `ring.WORDS`, end.  The end is written last: an event that a kill has torn
+ends before it begins."""
+pack_into = EVENT.pack_into
+PART_BYTES = HEADER.size + 2 * MOST * EVENT.size
+"""Size of a part: the events of Python, then those of compiled code."""
 
 
 class Recorder:
@@ -34,21 +42,26 @@ class Recorder:
     def __init__(self, path: Path, rank: int) -> None:
         self.part = path.with_name(f"{path.name}.{rank}.{os.getpid()}.part")
         with open(self.part, "w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, HEADER.size + MOST * EVENT.size)
+            os.posix_fallocate(file.fileno(), 0, PART_BYTES)
             self.memory = mmap.mmap(file.fileno(), 0)
         HEADER.pack_into(self.memory, 0, rank, 0.0, 0.0)
-        self._count = count()
+        self.places = cycle(range(HEADER.size, HEADER.size + MOST * EVENT.size, EVENT.size))
+        self._ring = np.zeros(size_of(EventRing) // 8, np.int64)
+        ring = EventRing(array_address(self._ring))
+        events = np.frombuffer(self.memory, np.uint8)[HEADER.size + MOST * EVENT.size :]
+        ring.events, ring.most = array_address(events), MOST
+        self.ring = address_of(ring)
+        """The address of the `EventRing` for compiled code."""
         self.write: Callable[[], None] = lambda: None
         """Makes one file of all parts; does nothing if the launcher makes it."""
 
-    def add(self, kind: bytes, name: str, begin_s: float, nbytes: int = 0, how: str = "") -> None:
-        """Record an event that ends now; `begin_s` is on the clock of `time.perf_counter`.
+    def add(self, kind: bytes, name: str, begin_ns: int, nbytes: int = 0, how: str = "") -> None:
+        """Record an event that ends now; `begin_ns` is on the clock of `time.perf_counter_ns`.
 
         `how`: the algorithm of a call; ``"to 1"`` or ``"from 1"`` of a message.
         """
-        at = HEADER.size + next(self._count) % MOST * EVENT.size
-        words = kind, name.encode(errors="replace"), how.encode()
-        EVENT.pack_into(self.memory, at, begin_s, nbytes, *words, time.perf_counter())
+        words, end_ns = words_of(kind, name, how), perf_counter_ns()
+        EVENT.pack_into(self.memory, next(self.places), begin_ns, nbytes, words, end_ns)
 
 
 RECORDERS: list[Recorder] = []
@@ -64,15 +77,19 @@ def finish() -> None:
 class _Span:
     """Records its ``with`` block."""
 
-    def __init__(self, name: str, kind: bytes) -> None:
-        self._name, self._kind = name, kind
+    __slots__ = ("_begin_ns", "_words")
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
 
     def __enter__(self) -> None:
-        self._begin_s = time.perf_counter()
+        self._begin_ns = perf_counter_ns()
 
     def __exit__(self, *_: object) -> None:
+        end_ns = perf_counter_ns()
         for recorder in RECORDERS:
-            recorder.add(self._kind, self._name, self._begin_s)
+            place = next(recorder.places)
+            pack_into(recorder.memory, place, self._begin_ns, 0, self._words, end_ns)
 
 
 _NOTHING = nullcontext()
@@ -80,7 +97,7 @@ _NOTHING = nullcontext()
 
 def waiting(name: str = "wait") -> AbstractContextManager[None]:
     """Return a context manager that records its block as a wait."""
-    return _Span(name, WAIT) if RECORDERS else _NOTHING
+    return _Span(words_of(WAIT, name)) if RECORDERS else _NOTHING
 
 
 def span(name: str) -> AbstractContextManager[None]:
@@ -103,4 +120,4 @@ def span(name: str) -> AbstractContextManager[None]:
     """
     if not isinstance(name, str):
         raise TypeError(f"span: name is of type {type(name).__name__}; pass a str")
-    return _Span(name, SPAN) if RECORDERS else _NOTHING
+    return _Span(words_of(SPAN, name)) if RECORDERS else _NOTHING

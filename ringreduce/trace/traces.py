@@ -13,7 +13,7 @@ import glob
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -28,7 +28,8 @@ from ringreduce.picture import output
 from ringreduce.picture.lanes import Lane, LaneBar, LaneChart, Sample, draw_lanes
 from ringreduce.picture.scales import size_text
 from ringreduce.picture.style import TINTS
-from ringreduce.trace.recorder import EVENT, HEADER, MOST, RECORDERS, Recorder, finish
+from ringreduce.trace.recorder import EVENT, HEADER, PART_BYTES, RECORDERS, Recorder, finish
+from ringreduce.trace.ring import WORDS
 
 _TAG = (1 << 63) - 1
 """The tag of the messages that compare clocks."""
@@ -134,27 +135,31 @@ def write(path: Path) -> None:
 
 def read(content: bytes) -> Iterator[tuple[int, float, list[Event]]]:
     """Yield a tuple as in `Ranks` for each part in `content`."""
-    length = HEADER.size + MOST * EVENT.size
-    for at in range(0, len(content), length):
+    for at in range(0, len(content), PART_BYTES):
         rank, offset_s, error_s = HEADER.unpack_from(content, at)
-        found = EVENT.iter_unpack(content[at + HEADER.size : at + length])
-        events = [_event(rank, offset_s, each) for each in found if 0 < each[0] <= each[-1]]
-        events.sort(key=lambda event: (event["ts"], -event["dur"]))
-        _choose_tracks(events)
-        yield rank, 1e6 * error_s, events
+        found = EVENT.iter_unpack(content[at + HEADER.size : at + PART_BYTES])
+        yield rank, 1e6 * error_s, events_of(rank, found, offset_s)
+
+
+def events_of(rank: int, found: Iterable[tuple[Any, ...]], offset_s: float = 0.0) -> list[Event]:
+    """Return the events of a rank, on their tracks, from the fields of `recorder.EVENT`."""
+    events = [_event(rank, offset_s, each) for each in found if 0 < each[0] <= each[-1]]
+    events.sort(key=lambda event: (event["ts"], -event["dur"]))
+    _choose_tracks(events)
+    return events
 
 
 def _event(rank: int, offset_s: float, fields: tuple[Any, ...]) -> Event:
-    begin_s, nbytes, *words, end_s = fields
-    begin, end = (round(1e9 * (seconds + offset_s)) for seconds in (begin_s, end_s))
-    kind, name, how = (word.rstrip(b"\0").decode(errors="ignore") for word in words)
+    (begin, nbytes, words, end), offset = fields, round(1e9 * offset_s)
+    texts = (word.rstrip(b"\0").decode(errors="ignore") for word in WORDS.unpack(words))
+    kind, name, how = texts
     args: dict[str, Any] = {"bytes": nbytes, "algorithm": how}
     if kind == "message":
         args = {"bytes": nbytes, "peer": int(how.split()[1])}
     computes = kind in ("span", "wait")
     name = " ".join(filter(None, (name, size_text(nbytes) * (nbytes > 0), how)))
     event = {"ph": "X", "pid": rank, "tid": 0 if computes else 1, "name": name, "cat": kind}
-    return event | {"ts": begin, "dur": end - begin, "args": {} if computes else args}
+    return event | {"ts": begin + offset, "dur": end - begin, "args": {} if computes else args}
 
 
 def _choose_tracks(events: Sequence[Event]) -> None:

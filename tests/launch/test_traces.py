@@ -24,11 +24,13 @@ from ringreduce.trace.recorder import (
     EVENT,
     HEADER,
     MESSAGE,
+    RECORDERS,
     SPAN,
     TRACE,
     WAIT,
     Recorder,
 )
+from ringreduce.trace.ring import EventRing, words_of
 from tests.support.mpi import STAND_IN
 
 ROUNDED = 1e-3
@@ -47,10 +49,14 @@ def add(monkeypatch):
 
     def add(recorder, kind, name, begin_s, end_s, *words):
         with monkeypatch.context() as patch:
-            patch.setattr("ringreduce.trace.recorder.time.perf_counter", lambda: end_s)
-            recorder.add(kind, name, begin_s, *words)
+            patch.setattr("ringreduce.trace.recorder.perf_counter_ns", lambda: ns(end_s))
+            recorder.add(kind, name, ns(begin_s), *words)
 
     return add
+
+
+def ns(seconds: float) -> int:
+    return round(1e9 * seconds)
 
 
 def events_of(path: Path, **facts: object) -> list[dict]:
@@ -80,7 +86,7 @@ def test_an_event_has_a_name_a_track_and_microseconds(recorder, add, tmp_path):
 
 
 def test_ranks_and_tracks_have_names(recorder, tmp_path):
-    recorder(3).add(SPAN, "step", 1.0)
+    recorder(3).add(SPAN, "step", 1)
     traces.write(tmp_path / "t.json")
     found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     named = [(e["pid"], e["name"], e["tid"], e["args"]["name"]) for e in found if e["ph"] == "M"]
@@ -104,7 +110,6 @@ def test_the_clock_of_a_rank_is_that_of_rank_0(recorder, add, tmp_path):
 
 def test_the_last_events_of_a_rank_are_kept(recorder, add, tmp_path, monkeypatch):
     monkeypatch.setattr("ringreduce.trace.recorder.MOST", 5)
-    monkeypatch.setattr("ringreduce.trace.traces.MOST", 5)
     mine = recorder(0)
     for number in range(12):
         add(mine, SPAN, f"{number}", 1.0 + number, 1.5 + number)
@@ -113,10 +118,9 @@ def test_the_last_events_of_a_rank_are_kept(recorder, add, tmp_path, monkeypatch
     assert names == ["7", "8", "9", "10", "11"]
 
 
-def test_an_event_that_a_kill_has_torn_is_left_out(monkeypatch):
-    monkeypatch.setattr("ringreduce.trace.traces.MOST", 3)
-    new = EVENT.pack(2.0, 0, SPAN, b"new", b"", 3.0)
-    torn = new[:-8] + EVENT.pack(0.5, 0, SPAN, b"old", b"", 1.0)[-8:]
+def test_an_event_that_a_kill_has_torn_is_left_out():
+    new = EVENT.pack(2, 0, words_of(SPAN, "new"), 3)
+    torn = new[:-8] + EVENT.pack(0, 0, words_of(SPAN, "old"), 1)[-8:]
     ((_, _, events),) = traces.read(HEADER.pack(0, 0.0, 0.0) + torn + new + bytes(EVENT.size))
     assert [event["name"] for event in events] == ["new"]
 
@@ -132,7 +136,7 @@ def test_an_event_that_overlaps_another_one_has_a_track_of_its_own(recorder, add
 
 
 def test_parts_are_removed_once_the_trace_is_written(recorder, tmp_path):
-    recorder(0).add(SPAN, "a", 1.0)
+    recorder(0).add(SPAN, "a", 1)
     other = Recorder(tmp_path / "other.json", 0).part
     traces.write(tmp_path / "t.json")
     traces.write(tmp_path / "t.json")  # another rank ends later
@@ -158,8 +162,8 @@ def rank_of(rank: int, *events: Times) -> tuple[int, float, list[traces.Event]]:
     """Return a rank as `draw` gets it, from the times in seconds, kinds and names of its events."""
     content = HEADER.pack(rank, 0.0, 0.0)
     for begin, end, kind, name in events:
-        how = b"to 0" if kind == MESSAGE else b""
-        content += EVENT.pack(begin + 1, 0, kind, name.encode(), how, end + 1)
+        words = words_of(kind, name, "to 0" if kind == MESSAGE else "")
+        content += EVENT.pack(ns(begin + 1), 0, words, ns(end + 1))
     ((_, error_us, found),) = traces.read(content)
     return rank, error_us, found
 
@@ -278,14 +282,58 @@ def test_calls_are_recorded_with_their_bytes(traced, rank):
     assert any(name.startswith("barrier") for name in names)
 
 
-@RANKS
-def test_the_messages_of_a_call_lie_within_its_time(traced, rank):
-    call = events_of(traced[0], pid=rank, name="all_reduce 8 KiB ring")[2]
-    inside = [e for e in events_of(traced[0], pid=rank, cat="message") if is_inside(e, call)]
+def check_messages(path: Path, rank: int, wanted_bytes: int) -> None:
+    """Check the messages within the last of three calls, on one rank of two."""
+    call = events_of(path, pid=rank, name="all_reduce 8 KiB ring")[2]
+    inside = [e for e in events_of(path, pid=rank, cat="message") if is_inside(e, call)]
     for direction in ("send", "recv"):
         found = [e for e in inside if e["name"].startswith(direction)]
-        assert sum(e["args"]["bytes"] for e in found) == 8192  # a ring of two ranks
-        assert {e["args"]["peer"] for e in found} == {1 - rank}
+        assert sum(e["args"]["bytes"] for e in found) == wanted_bytes
+        assert {e["args"]["peer"] for e in found} <= {1 - rank}
+
+
+@RANKS
+def test_the_messages_of_a_call_between_hosts_lie_within_its_time(traced, rank):
+    path, nodes = traced
+    check_messages(path, rank, 8192 if len(nodes) > 1 else 0)  # a ring of two ranks
+
+
+def compiled_calls() -> dict[str, int]:
+    """Return how many events compiled code has recorded, by an MPI job on two stated nodes."""
+    with rr.init(nodes=(1, 1)) as comm:
+        calls(comm)
+    return {"events": EventRing(RECORDERS[0].ring).count}
+
+
+@pytest.mark.mpi
+def test_compiled_calls_between_hosts_record_themselves_and_their_messages(mpi, tmp_path):
+    path = tmp_path / "t.json"
+    program = "tests.launch.test_traces:compiled_calls"
+    done = mpi.run_ok("call", 2, program, **{TRACE: str(path)}, RINGREDUCE_TRANSPORT="auto")
+    assert all(each["events"] >= 3 * 4 + 2 for each in done)  # messages, and calls but the first
+    for rank in (0, 1):
+        check_messages(path, rank, 8192)
+
+
+def repeats(comm: rr.Communicator) -> int:
+    """Make one call three times in each compiled way; return what compiled code has recorded."""
+    x = np.ones(1000)
+    planned = comm.plan("all_reduce", x)
+    for _ in range(3):
+        comm.all_reduce(x)
+        comm.all_reduce([x, x])
+        comm.barrier()
+        planned()
+    return EventRing(RECORDERS[0].ring).count
+
+
+def test_compiled_code_makes_and_records_the_calls_of_one_host(tmp_path, monkeypatch):
+    path = tmp_path / "t.json"
+    monkeypatch.setenv(TRACE, str(path))
+    assert rr.spawn(repeats, 2, processes=True) == [2 * 3 + 3] * 2
+    for rank in (0, 1):
+        found = [e["args"]["bytes"] for e in events_of(path, pid=rank, cat="call")]
+        assert [found.count(nbytes) for nbytes in (8000, 16000)] == [6, 3]
 
 
 @RANKS

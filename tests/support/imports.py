@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schedules": set(),
     "algorithms": {"schedules"},
     "picture": {"schedules"},
-    "trace": {"picture"},
+    "trace": {"compiler", "picture"},
     "pipeline": {"picture", "schedules"},
     "planning": SYMBOLIC,
     "compiler": set(),
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "devices": {"compiler"},
     "control": {"schedules", "transports"},
     "messages": {"control", "devices", "planning", "transports"},
-    "shm": {"compiler", "control", "devices", "planning", "transports"},
+    "shm": {"compiler", "control", "devices", "planning", "trace", "transports"},
     "point_to_point": {"compiler", "shm", "trace", "transports"},
     "calls": {*BELOW_CALLS, *SYMBOLIC, "trace"},
     "start": {
