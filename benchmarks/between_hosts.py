@@ -11,7 +11,9 @@ Starts itself once for each layout on hosts of `benchmarks.hosts`, so it needs r
 They take turns: single calls, each after a barrier, and calls in a loop.  Results are verified.
 Long arrays are reduced by single calls alone.  Bound: each host's link carries 2 (H - 1) / H of the
 bytes, H hosts, at the rate of plain streams from all hosts at once, which the same run measures.
-`predicted_us` is what `auto` expects, told that rate.  Rows go to ``bench_results/hosts.jsonl``.
+`predicted_us` is the price of each candidate, told that rate.  Rows go to
+``bench_results/hosts.jsonl``; with ``--by-name`` the contenders are the candidates of ``"auto"``,
+and rows go to ``hosts_by_name.jsonl``.
 Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
 """
 
@@ -40,7 +42,7 @@ from ringreduce.picture.chart import Line, Panel, chart
 from ringreduce.picture.scales import logarithmic, powers_of_two, size_text
 from ringreduce.picture.style import BLUE, DASHED, DOTTED, GREEN, ORANGE, in_dark
 from ringreduce.planning.select import predict
-from ringreduce.schedules.cost import Link, Profile
+from ringreduce.schedules.cost import Profile
 from ringreduce.system.topology import Nodes
 
 PICTURE = Path(__file__).parent.parent / "docs" / "hosts.svg"
@@ -59,9 +61,7 @@ def main() -> int:
     parser.add_argument("--rate", default="1gbit", help="of each link: a number, mbit or gbit")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="ranks of each host")
     parser.add_argument("--bytes", type=int, nargs="+", default=SIZES)
-    parser.add_argument(
-        "--algorithms", nargs="+", default=["auto"], help="others: rows not written"
-    )
+    parser.add_argument("--by-name", action="store_true", help="every candidate of auto alone")
     parser.add_argument("--draw", action="store_true", help="only draw what was measured")
     parser.add_argument("--layout", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -72,52 +72,60 @@ def main() -> int:
         hosts = [sys.executable, "-m", "benchmarks.hosts", "--ranks", layout, "--rate"]
         ranks = [sys.executable, "-m", "benchmarks.between_hosts", *sys.argv[1:], "--layout"]
         subprocess.run([*hosts, options.rate, "--", *ranks, layout], check=True)
-    if options.algorithms == ["auto"]:
+    if not options.by_name:
         _show()
     return 0
 
 
 def _measure(options: argparse.Namespace) -> None:
     command = " ".join(["python -m benchmarks.between_hosts", *sys.argv[1:-2]])
-    rows = []
+    rows, name = [], "hosts_by_name" if options.by_name else "hosts"
     with rr.init() as comm, rr.init(transport="sockets") as tcp:
         stream_s_per_byte = _slowest_stream(MPI.COMM_WORLD, comm.nodes)
         gloo = _gloo(MPI.COMM_WORLD)
-        between = with_changes(Profile().between_nodes, beta_s_per_byte=stream_s_per_byte)
+        link = with_changes(Profile().between_nodes, beta_s_per_byte=stream_s_per_byte)
+        told = with_changes(comm.config, profile=Profile(between_nodes=link))
         count = len(comm.nodes)
         for nbytes in options.bytes:
-            calls: dict[str, Callable[[Any], object]] = {
-                name: lambda x, name=name: comm.all_reduce(x, out=x, algorithm=name)
-                for name in options.algorithms
+            choice = comm.explain(nbytes)
+            predicted = {
+                each: predict("all_reduce", each, comm.nodes, nbytes, told)
+                for each in choice.predicted_s
             }
-            calls["MPI"] = lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
-            if options.algorithms == ["auto"]:
-                calls["tcp"] = lambda x: tcp.all_reduce(x, out=x)
-                calls |= {} if gloo is None else {"Gloo": gloo}
+            calls: dict[str, Callable[[Any], object]] = {
+                "auto": _in_place(comm),
+                "MPI": lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x),
+                "tcp": _in_place(tcp),
+                **({} if gloo is None else {"Gloo": gloo}),
+            }
+            if options.by_name:
+                calls = {each: _in_place(comm, each) for each in predicted}
             single, loop = _medians_s(MPI.COMM_WORLD, nbytes, calls)
             bound_s = 2 * (count - 1) / count * nbytes * stream_s_per_byte
-            row = {"benchmark": "hosts", "layout": options.layout, "rate": options.rate}
+            row = {"benchmark": name, "layout": options.layout, "rate": options.rate}
             row |= {"bytes": nbytes, **environment(command)}
             row["stream_mb_per_s"] = round(1e-6 / stream_s_per_byte, 2)
-            row["algorithm"] = comm.explain(nbytes).algorithm
+            row["algorithm"] = choice.algorithm
+            row["predicted_us"] = {each: round(1e6 * s, 2) for each, s in predicted.items()}
             row["single_us"], row["loop_us"] = (
                 {name: round(1e6 * s, 2) for name, s in medians.items()}
                 for medians in (single, loop)
             )
-            row["of_mpi"] = {
-                name: _better(single, loop, name, "MPI") for name in options.algorithms
-            }
-            if "Gloo" in single:
-                row["of_gloo"] = {"tcp": _better(single, loop, "tcp", "Gloo")}
-            row["predicted_us"] = _predicted_us(comm, nbytes, between)
-            row["of_bound"] = {name: round(bound_s / s, 3) for name, s in single.items()}
+            for theirs, ours in (("MPI", "auto"), ("Gloo", "tcp")):
+                if theirs in single:
+                    row[f"of_{theirs.lower()}"] = {ours: _better(single, loop, ours, theirs)}
+            row["of_bound"] = {each: round(bound_s / s, 3) for each, s in single.items()}
             rows.append(row)
             if comm.rank == 0:
                 print(*(row[key] for key in ("layout", "rate", "bytes", "algorithm")), end=" ")
-                print(*(row[key] for key in ("single_us", "loop_us", "of_mpi", "of_bound")))
+                print(*[row.get(key) for key in ("single_us", "loop_us", "of_mpi", "of_gloo")])
                 sys.stdout.flush()
-    if comm.rank == 0 and options.algorithms == ["auto"]:
-        replace("hosts", rows, same=("mpi", "layout", "rate", "bytes", "cpu"))
+    if comm.rank == 0:
+        replace(name, rows, same=("mpi", "layout", "rate", "bytes", "cpu"))
+
+
+def _in_place(comm: rr.Communicator, algorithm: str = "auto") -> Callable[[Any], object]:
+    return lambda x: comm.all_reduce(x, out=x, algorithm=algorithm)
 
 
 def _better(
@@ -125,13 +133,6 @@ def _better(
 ) -> float:
     """Return their time over ours, of single calls or of loops: the greater one."""
     return round(max(each[theirs] / each[ours] for each in (single, loop) if each), 3)
-
-
-def _predicted_us(comm: rr.Communicator, nbytes: int, between: Link) -> dict[str, float]:
-    """Return the µs that `auto` predicts for its own choice, with this link between hosts."""
-    config = with_changes(comm.config, profile=Profile(between_nodes=between))
-    how = comm.explain(nbytes).algorithm, comm.nodes, nbytes, config
-    return {"auto": round(1e6 * predict("all_reduce", *how), 2)}
 
 
 def _gloo(world: MPI.Intracomm) -> Callable[[Any], object] | None:

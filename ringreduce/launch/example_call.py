@@ -178,7 +178,7 @@ class Case:
         memory = node_memory = None
         if len(request.layout) == 1:
             memory = memory_of_job(request.ranks, request.transport)
-        elif (request.transport or _transport_of_environment()) == "auto":
+        elif (request.transport or _transport_of_environment()) in ("auto", "sockets"):
             node_memory = Memory(single_copy=False, crowded=False)
         profile = Profile() if request.link is None else Profile(between_nodes=request.link)
         return cls(request, Config(memory=memory, node_memory=node_memory, profile=profile))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ringreduce.control import executable
 from ringreduce.control.executable import Control
-from ringreduce.control.signature import DIGEST_BYTES
+from ringreduce.control.signature import DIGEST_BYTES, HEADER_BYTES
 from ringreduce.devices.base import Device, flat_pair, shares_memory
 from ringreduce.planning.plan import Plan
-from ringreduce.shm.layout import OVER, UNDER_WAY, WITHDRAWN, HostMessageRecord
+from ringreduce.shm.host_messages import place_of
+from ringreduce.shm.layout import OVER, UNDER_WAY, WANTED, WITHDRAWN, HostMessageRecord
 from ringreduce.shm.program import PlanProgram
+from ringreduce.trace.recorder import MESSAGE, RECORDERS
 from ringreduce.transports.base import Request, Transport
 
 _POLLS = 20
@@ -140,20 +144,51 @@ class HostsExecutable(ShmExecutable):
         """`counts`: the messages ever sent to and received from each peer, as `tally` adds them."""
         super().__init__(program, device, control)
         self._transport, self._counts, self._on_free = transport, counts, on_free
+        self._by_python = program.mpi.isend == 0
         self._requests: dict[int, Request] = {}
-        """Requests of a broken run, by the index of their message."""
+        """Requests by the index of their message: of a broken run, or those that Python tests."""
+        self._places: dict[int, int] = {}
+        """The addresses of the messages to which these requests are bound."""
 
     def test(self) -> bool:
-        self.program.mpi.polls = _POLLS if self._transport.yielding.spins else 0
+        if not self._by_python:
+            self.program.mpi.polls = _POLLS if self._transport.yielding.spins else 0
+        elif self.program.is_under_way:
+            self._exchange()
         return super().test()
+
+    def _exchange(self) -> None:
+        """Start the messages that the program wants, and note which are over."""
+        for index, message in enumerate(self.program.messages):
+            if message.state == WANTED:
+                self._bind_message(index, message)
+                message.began_ns = time.perf_counter_ns() if RECORDERS else 0
+                self._requests[index].Start()
+                message.state = UNDER_WAY
+            if message.state == UNDER_WAY and self._requests[index].Test():
+                message.state = OVER
+                if RECORDERS:
+                    name, way = ("recv", "from") if message.receives else ("send", "to")
+                    words = f"{way} {message.peer}"
+                    nbytes = message.nbytes - message.signed * HEADER_BYTES
+                    RECORDERS[0].add(MESSAGE, name, message.began_ns, nbytes, words)
+
+    def _bind_message(self, index: int, message: HostMessageRecord) -> None:
+        """Bind a request to a message, unless the one of an earlier run has the same memory."""
+        place = place_of(message)
+        if index not in self._requests or self._places[index] != place:
+            memory = memoryview((ctypes.c_char * message.nbytes).from_address(place)).cast("B")
+            bind = self._transport.receiver if message.receives else self._transport.sender
+            self._requests[index] = bind(message.peer, 0, memory)
+            self._places[index] = place
 
     def replan(self, plan: Plan) -> bool:
         return False  # messages have their lengths
 
     def _request(self, index: int, message: HostMessageRecord) -> Request:
-        native = self._transport.native()
-        assert native is not None
         if index not in self._requests:
+            native = self._transport.native()
+            assert native is not None
             self._requests[index] = native.request(message.request)
         return self._requests[index]
 
@@ -172,7 +207,7 @@ class HostsExecutable(ShmExecutable):
             self._count(
                 message
                 for message in self.program.messages
-                if (message.state == OVER if message.receives else message.state)
+                if message.state == OVER or (message.state == UNDER_WAY and not message.receives)
             )
 
     def count_runs(self) -> None:

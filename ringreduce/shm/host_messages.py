@@ -3,6 +3,9 @@
 A program has the messages of its plan as `HostMessageRecord`.  START hands one to MPI, COMPLETE
 polls until it is over.  MPI moves data only inside its calls, so a program that waits for a rank of
 its own host tests the messages under way, too.
+
+Without MPI, START only notes that a message is wanted.  The program pauses at each send, and while
+a message is not over: `HostsExecutable` then starts and tests messages in Python.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from ringreduce.shm.layout import (
     OVER,
     PENDING,
     UNDER_WAY,
+    WANTED,
     Buffer,
     Header,
     HostMessageRecord,
@@ -57,11 +61,16 @@ def start(program: Program, team: Team, message: HostMessageRecord) -> int:
     mpi, place = team.mpi, place_of(message)
     if mpi.error:  # the communicator is broken
         return FAILED
+    if mpi.isend == 0 and message.state != NOT_STARTED:  # Python has started it
+        return DONE
     function = mpi.isend
     if message.receives:
         function = mpi.irecv
     elif message.signed:
         copy_header(Header(place), program.header)
+    if mpi.isend == 0:
+        message.state = WANTED
+        return DONE if message.receives else PENDING
     if message.words:
         message.began_ns = nanoseconds(address_of(team.clock))
     mpi.error = call_mpi(
@@ -86,6 +95,8 @@ def test(team: Team, message: HostMessageRecord) -> int:
     mpi = team.mpi
     if mpi.error:  # MPI has freed the request, and would say that it is over
         return FAILED
+    if mpi.isend == 0:
+        return DONE if message.state >= OVER else PENDING
     if message.state != UNDER_WAY:
         return DONE
     flag = address_of(mpi) + _FLAG
@@ -112,7 +123,7 @@ def complete(program: Program, team: Team, message: HostMessageRecord) -> int:
         if result != PENDING:
             break
         result = test(team, message)
-    for _ in range(team.yields):
+    for _ in range(team.yields if team.mpi.isend else 0):
         if result != PENDING:
             break
         yield_core()

@@ -211,7 +211,7 @@ class Peer(Record):
 class Mpi(Record):
     """The functions of MPI that programs call, and what they pass: see `transports.mpi`."""
 
-    # Addresses of MPI_Isend, MPI_Irecv and MPI_Test; 0: programs have no messages.
+    # Addresses of MPI_Isend, MPI_Irecv and MPI_Test; 0: Python exchanges the messages.
     isend: Address
     irecv: Address
     test: Address
@@ -467,7 +467,7 @@ class HostMessageRecord(Record):
     signed: Word
     # MPI's request.
     request: Word
-    # NOT_STARTED, UNDER_WAY, OVER or WITHDRAWN.
+    # NOT_STARTED, WANTED, UNDER_WAY, OVER or WITHDRAWN.
     state: Word
     # The address of its words in a trace; 0: this process records none.
     words: Address
@@ -475,8 +475,9 @@ class HostMessageRecord(Record):
     began_ns: Word
 
 
-NOT_STARTED, UNDER_WAY, OVER, WITHDRAWN = range(4)
-"""States of a message in a run: WITHDRAWN is a receive that got no message."""
+NOT_STARTED, WANTED, UNDER_WAY, OVER, WITHDRAWN = range(5)
+"""States of a message in a run: Python starts one that is WANTED; WITHDRAWN is a receive that got
+no message."""
 
 STREAMED = 2
 """Value of `CopyRecord.staged` for a long copy from a rank's own input to its own output."""

@@ -151,6 +151,10 @@ class PlanProgram:
             self._shared_memory.raise_error()
         return bool(state == layout.DONE)
 
+    @property
+    def is_under_way(self) -> bool:
+        return self._program.instruction != 0
+
     def take_runs(self) -> int:
         """Return the complete runs since the latest call of this method."""
         runs, self._program.runs = self._program.runs, 0
@@ -559,7 +563,7 @@ class SharedMemory:
             address = layout.MessageRecord(program.instruction).message
             index = (address - program.messages) // size_of(HostMessageRecord)
             message = instructions.messages[index]
-            not_over = layout.NOT_STARTED, layout.UNDER_WAY
+            not_over = layout.NOT_STARTED, layout.WANTED, layout.UNDER_WAY
             same_step = zip(instructions.messages, messages_of(program), strict=True)
             return message.step, sorted(
                 {

@@ -33,6 +33,11 @@ class NativeMessages(NamedTuple):
     request: Callable[[int], Any]
     """Returns a `Request` for a handle."""
 
+    @classmethod
+    def by_python(cls) -> NativeMessages:
+        """Return the native messages of a transport whose messages Python starts and tests."""
+        return cls(0, 0, 0, 0, 0, RuntimeError, int)
+
 
 class Request(Protocol):
     """A message bound to its peer, flow and buffer, such as a persistent request of mpi4py."""
@@ -128,7 +133,7 @@ class Transport(Protocol):
         """
 
     def native(self) -> NativeMessages | None:
-        """Return how compiled code sends data messages, on all ranks alike; None if it cannot."""
+        """Return how programs send data messages, on all ranks alike; None if they cannot."""
         return None
 
     def channel(self) -> Channel:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringreduce.system.memory_files import map_file, new_file
 from ringreduce.system.topology import Nodes
-from ringreduce.transports.base import Transport, lost, not_assembled
+from ringreduce.transports.base import NativeMessages, Transport, lost, not_assembled
 from ringreduce.transports.mesh import SocketMesh, connect
 from ringreduce.transports.streams import Events, FrameReceive, FrameSend, FrameStream, FrameType
 from ringreduce.transports.yielding import LONGEST_SLEEP_S, Yielding
@@ -153,6 +153,9 @@ class SocketTransport(Transport):
         whole = memoryview(map_file(descriptor, nbytes * self.size))
         os.close(descriptor)
         return [whole[rank * nbytes : (rank + 1) * nbytes] for rank in range(self.size)]
+
+    def native(self) -> NativeMessages:
+        return NativeMessages.by_python()
 
     def _unflushed(self) -> list[int]:
         return [peer for peer, stream in self._streams.items() if not stream.flushed]

@@ -63,7 +63,7 @@ def test_hosts_with_memory_of_their_own_have_the_bits_of_messages_and_of_threads
         threads = rr.spawn(bits.of_hosts, size, nodes=nodes)
         runs = [
             [rank[f"{nodes}, {transport}"] for rank in ranks[:size]]
-            for transport in ("auto", "mpi")
+            for transport in bits.TRANSPORTS
         ]
         for algorithm in bits.BETWEEN_HOSTS:
             found = {tuple(rank[algorithm]) for run in (threads, *runs) for rank in run}

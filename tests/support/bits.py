@@ -16,6 +16,8 @@ COUNT = 9_011
 LAYOUTS = {"ring": (2, 2), "hierarchical": (2, 3)}
 """Algorithm -> the nodes that it runs on."""
 HOSTS = ((2, 2), (3, 1, 2))
+TRANSPORTS = ("auto", "mpi", "sockets")
+"""Memory and messages of MPI, messages of MPI alone, and memory and messages of sockets."""
 BETWEEN_HOSTS = (
     *ALGORITHMS["all_reduce"],
     *("star(2)", "hierarchical(two_shot, halving_doubling)"),
@@ -81,7 +83,7 @@ def between_hosts() -> dict[str, dict[str, list[str]]]:
     for nodes in HOSTS:
         if world.rank < sum(nodes):
             group = world.Create_group(world.Get_group().Incl(range(sum(nodes))))
-            for transport in ("auto", "mpi"):
+            for transport in TRANSPORTS:
                 with rr.init(group, nodes=nodes, transport=transport) as comm:
                     found[f"{nodes}, {transport}"] = of_hosts(comm)
     return found

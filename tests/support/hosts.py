@@ -1,9 +1,9 @@
-"""Jobs on two hosts, which are network namespaces: a launcher in the place of torchrun's two.
+"""Jobs on two hosts, which are network namespaces: by mpiexec, or in the place of torchrun's two.
 
-    python -m tests.support.hosts 2,1 LAUNCHER ADDRESS ADDRESS -n 3 COMMAND...
+    python -m tests.support.hosts HUB 2,1 LAUNCHER ADDRESS ADDRESS -n 3 COMMAND...
 
-Starts the ranks with torchrun's variables.  As on Debian, the names of the hosts resolve to
-127.0.1.1.
+Starts the ranks by mpiexec in the namespace HUB.  If HUB is empty, it starts them with torchrun's
+variables; as on Debian, the names of the hosts then resolve to 127.0.1.1.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.hosts import hosts
-from tests.support.mpi import ROOT, MpiJobs
+from benchmarks.hosts import command_line, hosts
+from tests.support.mpi import DEADLINE_S, ROOT, MpiJobs, mpiexec
 
 LAYOUT = "2,1"
 NAMES = "127.0.0.1 localhost\n127.0.1.1 host-1 host-2\n"
@@ -30,18 +32,56 @@ NAMES = "127.0.0.1 localhost\n127.0.1.1 host-1 host-2\n"
 class JobsOnHosts(MpiJobs):
     """Starts jobs on two hosts, and kills, stops or disconnects a host."""
 
-    def __init__(self, folder: Path, hub: str, addresses: list[str], launcher: Path) -> None:
+    def __init__(
+        self, folder: Path, hub: str, addresses: list[str], launcher: Path, by_mpi: bool = False
+    ) -> None:
         super().__init__(folder, without_mpi=True)
-        module = [sys.executable, "-m", "tests.support.hosts"]
+        module = [sys.executable, "-m", "tests.support.hosts", hub if by_mpi else ""]
         self.launcher = [*module, LAYOUT, str(launcher), *addresses]
+        self._made = hub, addresses, launcher
         self._hub, self._prefix = hub, hub.removesuffix("hub")
+
+    def by_mpi(self, folder: Path) -> JobsOnHosts:
+        """Return what starts jobs on the same hosts by mpiexec."""
+        return JobsOnHosts(folder, *self._made, by_mpi=True)
 
     def signal(self, host: int, number: signal.Signals) -> None:
         """Send a signal to all processes of a host, which counts from 1."""
-        words = ["ip", "netns", "pids", f"{self._prefix}{host}"]
-        for process in subprocess.check_output(words, text=True).split():
+        for process in self.processes(host):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), number)
+                os.kill(process, number)
+
+    def processes(self, host: int) -> list[int]:
+        words = ["ip", "netns", "pids", f"{self._prefix}{host}"]
+        return [*map(int, subprocess.check_output(words, text=True).split())]
+
+    def let_fail(self, fault: str, timeout_s: float, count: int, after_s: float = 0.0) -> list[Any]:
+        """Let the second host fail in the middle of calls; return what ranks 0 and 1 report.
+
+        `fault`: "kill", "stop" or "disconnect".  Of `count` elements; `after_s` after the first
+        call.  If MPI connects the ranks of a killed host, it ends the job: they report None.
+        """
+        program = "tests.support.over_hosts:interrupted"
+        job = self.start("call", 3, program, str(timeout_s), str(count))
+        self._wait_for(job, "began*", 3)
+        time.sleep(after_s)
+        if fault == "disconnect":
+            self.connect(2, "down")
+        else:
+            self.signal(2, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        try:
+            self._wait_for(job, "[01].json", 2)
+        finally:
+            self.connect(2, "up")
+            self.signal(2, signal.SIGKILL)
+        return self.finish(job).results[:2]
+
+    def _wait_for(self, job: subprocess.Popen[str], names: str, count: int) -> None:
+        """Wait until a job has written so many results, or has ended."""
+        end = time.monotonic() + DEADLINE_S
+        while job.poll() is None and len([*job.results.glob(names)]) < count:  # type: ignore[attr-defined]
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
     def connect(self, host: int, state: str) -> None:
         """Set the link of a host "up" or "down"."""
@@ -64,9 +104,14 @@ def jobs_on_hosts(folder: Path) -> Iterator[JobsOnHosts]:
 
 
 def main() -> int:
-    layout, launcher, *rest = sys.argv[1:]
+    hub, layout, launcher, *rest = sys.argv[1:]
     ranks_of = [int(count) for count in layout.split(",")]
-    addresses, command = rest[: len(ranks_of)], shlex.join(rest[len(ranks_of) + 2 :])
+    addresses, words = rest[: len(ranks_of)], rest[len(ranks_of) + 2 :]
+    if hub:
+        start, settings = command_line(Path(mpiexec()), ranks_of, addresses, Path(launcher))
+        os.environ.update(settings)
+        os.execvp("ip", ["ip", "netns", "exec", hub, *start, *words])
+    command = shlex.join(words)
     ranks, started = iter(range(sum(ranks_of))), []
     with tempfile.NamedTemporaryFile("w") as names:
         names.write(NAMES)

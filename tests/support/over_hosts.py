@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import time
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 import numpy as np
 
 import ringreduce as rr
+from tests.support.bits import of_hosts
 
 LONG_S = 3600.0
 """Seconds that no test waits."""
+SHORT, LONG = 100_000, 1_000_000
+"""Elements of float32 of a compiled call, and of a sliced one."""
 
 
 def facts() -> dict[str, Any]:
@@ -31,25 +36,29 @@ def facts() -> dict[str, Any]:
                 (part.all_reduce(comm.rank).item(), repr(part).split(", ")[-1].rstrip(">"))
                 for part in (here, across)
             ]
+        name = ""
+        with contextlib.suppress(OSError):
+            name = socket.gethostbyname(socket.gethostname())
         return {
-            "name": socket.gethostbyname(socket.gethostname()),
+            "name": name,
             "nodes": comm.nodes,
             "says": (repr(comm), comm.explain(1 << 20).transport),
             "mismatch": mismatch,
             "again": again,
+            "bits": of_hosts(comm),
             "parts": parts,
         }
 
 
-def interrupted(timeout_s: str) -> dict[str, Any]:
-    """Call until an error comes, and return it.  Each rank notes when it begins."""
+def interrupted(timeout_s: str, count: str) -> dict[str, Any]:
+    """Reduce `count` float32 until an error comes; return it.  Each rank notes when it begins."""
     comm = rr.init(timeout_s=60)
-    x = np.arange(100_000, dtype=np.float32)
+    x = np.arange(int(count), dtype=np.float32)
     comm.all_reduce(x)
     Path(os.environ["RESULTS"], f"began{comm.rank}").touch()
     try:
         while True:
             comm.all_reduce(x, timeout_s=float(timeout_s))
-            time.sleep(0.01)
+            time.sleep(random.choice([0, 0, 1e-3]))
     except rr.RingReduceError as error:
         return {"error": type(error).__name__, "ranks": error.ranks, "at": time.time()}  # type: ignore[attr-defined]

@@ -219,11 +219,14 @@ def lists_and_sparse_tensors_are_under_way_as_other_calls_are() -> None:
 def a_group_ends_after_the_calls_under_way() -> None:
     before = set(threading.enumerate())
     group = dist.new_group()
-    tensors = [mine(10_000) for _ in range(20)]
-    if rank() == 1:
-        time.sleep(0.1)  # the others' calls have left their callers' threads by then
+    tensors, token = [mine(10_000) for _ in range(20)], torch.zeros(1)
+    others = [peer for peer in range(dist.get_world_size()) if peer != 1]
+    for peer in others if rank() == 1 else ():
+        dist.recv(token, peer)  # that rank has made its calls
     for tensor in tensors:
         dist.all_reduce(tensor, group=group, async_op=True)
+    if rank() != 1:
+        dist.send(token, 1)
     threads = set(threading.enumerate()) - before
     assert threads or rank() == 1
     dist.destroy_process_group(group)
