@@ -28,8 +28,7 @@ _LAUNCHER = """#!/bin/sh
 # Called with options, an address and a command, as ssh is.
 while case $1 in -*) true;; *) false;; esac; do shift; done
 host=$1; shift
-export TMPDIR={folder}/$host
-mkdir -p "$TMPDIR"
+export TMPDIR=$(mktemp -d {folder}/$host-XXXXXX)  # a killed job of Open MPI leaves files
 exec ip netns exec {prefix}-${{host##*.}} unshare --uts --ipc --mount --pid --fork --mount-proc \\
     sh -c 'hostname "host-${{1##*.}}"; mount -t tmpfs tmpfs /dev/shm; shift; eval "$*"' \\
     sh "$host" "$@"
