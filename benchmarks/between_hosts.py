@@ -5,16 +5,17 @@
 Starts itself once for each layout on hosts of `benchmarks.hosts`, so it needs root, ``ip`` and
 ``tc``.  The contenders of a row:
 
-- ``auto``: ours over MPI, ``MPI``: the same MPI's Allreduce,
-- ``tcp``: ours without MPI, ``Gloo``: by torch.distributed, where torch is installed.
+- ``auto``: ours over MPI,
+- ``MPI``: the same MPI's Allreduce,
+- ``tcp``: ours without MPI.
 
 They take turns: single calls, each after a barrier, and calls in a loop.  Results are verified.
 Long arrays are reduced by single calls alone.  Bound: each host's link carries 2 (H - 1) / H of the
 bytes, H hosts, at the rate of plain streams from all hosts at once, which the same run measures.
 `predicted_us` is the price of each candidate, told that rate.  Rows go to
-``bench_results/hosts.jsonl``; with ``--by-name`` the contenders are the candidates of ``"auto"``,
-and rows go to ``hosts_by_name.jsonl``.
-Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
+``bench_results/hosts.jsonl``.  With ``--by-name`` the contenders are the candidates of ``"auto"``,
+and rows go to ``hosts_by_name.jsonl``.  With ``--gloo`` they are ``tcp`` and Gloo by way of torch,
+and rows go to ``hosts_gloo.jsonl``: while torch is loaded, all single calls take longer.  Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="ranks of each host")
     parser.add_argument("--bytes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--by-name", action="store_true", help="every candidate of auto alone")
+    parser.add_argument("--gloo", action="store_true", help="without MPI beside Gloo")
     parser.add_argument("--draw", action="store_true", help="only draw what was measured")
     parser.add_argument("--layout", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -72,17 +74,16 @@ def main() -> int:
         hosts = [sys.executable, "-m", "benchmarks.hosts", "--ranks", layout, "--rate"]
         ranks = [sys.executable, "-m", "benchmarks.between_hosts", *sys.argv[1:], "--layout"]
         subprocess.run([*hosts, options.rate, "--", *ranks, layout], check=True)
-    if not options.by_name:
-        _show()
+    _show()
     return 0
 
 
 def _measure(options: argparse.Namespace) -> None:
     command = " ".join(["python -m benchmarks.between_hosts", *sys.argv[1:-2]])
-    rows, name = [], "hosts_by_name" if options.by_name else "hosts"
+    rows, name = [], "hosts_by_name" if options.by_name else "hosts" + "_gloo" * options.gloo
     with rr.init() as comm, rr.init(transport="sockets") as tcp:
         stream_s_per_byte = _slowest_stream(MPI.COMM_WORLD, comm.nodes)
-        gloo = _gloo(MPI.COMM_WORLD)
+        gloo = _gloo(MPI.COMM_WORLD) if options.gloo else None
         link = with_changes(Profile().between_nodes, beta_s_per_byte=stream_s_per_byte)
         told = with_changes(comm.config, profile=Profile(between_nodes=link))
         count = len(comm.nodes)
@@ -96,8 +97,9 @@ def _measure(options: argparse.Namespace) -> None:
                 "auto": _in_place(comm),
                 "MPI": lambda x: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x),
                 "tcp": _in_place(tcp),
-                **({} if gloo is None else {"Gloo": gloo}),
             }
+            if gloo is not None:
+                calls = {"tcp": _in_place(tcp), "Gloo": gloo}
             if options.by_name:
                 calls = {each: _in_place(comm, each) for each in predicted}
             single, loop = _medians_s(MPI.COMM_WORLD, nbytes, calls)
@@ -135,13 +137,11 @@ def _better(
     return round(max(each[theirs] / each[ours] for each in (single, loop) if each), 3)
 
 
-def _gloo(world: MPI.Intracomm) -> Callable[[Any], object] | None:
-    """Return Gloo's all-reduce in place; None where torch is not installed."""
-    try:
-        import torch
-        import torch.distributed as distributed
-    except ImportError:
-        return None
+def _gloo(world: MPI.Intracomm) -> Callable[[Any], object]:
+    """Return Gloo's all-reduce in place."""
+    import torch
+    import torch.distributed as distributed
+
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     store = None
@@ -225,8 +225,9 @@ def _slowest_stream(world: MPI.Intracomm, nodes: Nodes) -> float:
 
 def _show() -> None:
     """Draw the times of each layout at 1 Gbit/s, and print the tables of the page."""
-    text = (RESULTS / "hosts.jsonl").read_text()
-    rows = [row for row in map(json.loads, text.splitlines()) if row["rate"] == "1gbit"]
+    texts = [(RESULTS / f"{name}.jsonl").read_text() for name in ("hosts", "hosts_gloo")]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
+    rows = [row for row in rows if row["rate"] == "1gbit"]
     newest = max(rows, key=lambda row: row["date"])["cpu"]
     rows = sorted((row for row in rows if row["cpu"] == newest), key=lambda row: row["bytes"])
     svg = chart(
@@ -251,20 +252,23 @@ def _show() -> None:
 
 
 def _panel(layout: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
+    kinds = {
+        "ringreduce over MPICH": ("auto", "MPICH", BLUE, ""),
+        "MPICH": ("MPI", "MPICH", GREEN, ""),
+        "ringreduce over Open MPI": ("auto", "Open MPI", BLUE, DASHED),
+        "Open MPI": ("MPI", "Open MPI", GREEN, DASHED),
+        "ringreduce without MPI": ("tcp", "MPICH", BLUE, DOTTED),
+        "Gloo": ("Gloo", "MPICH", ORANGE, ""),
+    }
     lines = []
-    for mpi, dashes in (("MPICH", ""), ("Open MPI", DASHED)):
-        of_mpi = [row for row in rows if mpi in row["mpi"]]
-        contenders = {"auto": ("ringreduce over", BLUE), "MPI": ("", GREEN)}
-        if mpi == "MPICH":
-            contenders |= {"tcp": ("ringreduce without MPI", BLUE), "Gloo": ("Gloo", ORANGE)}
-        for name, (label, colour) in contenders.items():
-            points = [
-                (row["bytes"], row["single_us"][name]) for row in of_mpi if name in row["single_us"]
-            ]
-            if points:
-                label = f"{label} {mpi}".strip() if name in ("auto", "MPI") else label
-                how = DOTTED if name == "tcp" else dashes
-                lines.append(Line(points, colour, label, dashes=how))
+    for label, (contender, mpi, colour, dashes) in kinds.items():
+        points = [
+            (row["bytes"], row["single_us"][contender])
+            for row in rows
+            if mpi in row["mpi"] and contender in row["single_us"]
+        ]
+        if points:
+            lines.append(Line(points, colour, label, dashes=dashes))
     x = powers_of_two([row["bytes"] for row in rows], size_text, most=5)
     y = logarithmic([us for each in lines for _, us in each.points])
     return Panel(f"{layout}: median time of a call, µs", x, y, lines)
