@@ -15,7 +15,9 @@ bytes, H hosts, at the rate of plain streams from all hosts at once, which the s
 `predicted_us` is the price of each candidate, told that rate.  Rows go to
 ``bench_results/hosts.jsonl``.  With ``--by-name`` the contenders are the candidates of ``"auto"``,
 and rows go to ``hosts_by_name.jsonl``.  With ``--gloo`` they are ``tcp`` and Gloo by way of torch,
-and rows go to ``hosts_gloo.jsonl``: while torch is loaded, all single calls take longer.  Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
+and rows go to ``hosts_gloo.jsonl``: while torch is loaded, all single calls take longer.
+
+Then, or with ``--draw`` at once, draws ``docs/hosts.svg`` and prints the tables of the page.
 """
 
 from __future__ import annotations
@@ -230,8 +232,10 @@ def _show() -> None:
     rows = [row for row in rows if row["rate"] == "1gbit"]
     newest = max(rows, key=lambda row: row["date"])["cpu"]
     rows = sorted((row for row in rows if row["cpu"] == newest), key=lambda row: row["bytes"])
+    of_mpi = [row["of_mpi"]["auto"] for row in rows if "of_mpi" in row]
     svg = chart(
-        "All-reduce between hosts, by size",
+        f"all_reduce between hosts takes 1/{max(of_mpi):.1f} to {1 / min(of_mpi):.2g} of the time of "
+        "the MPI's Allreduce",
         f"Links of 1 Gbit/s; all ranks share {rows[0]['cores']} cores of {newest}; "
         "bench_results/hosts.jsonl.",
         [_panel(layout, [row for row in rows if row["layout"] == layout]) for layout in LAYOUTS],

@@ -469,7 +469,7 @@ def _add_explain(commands: _Commands) -> None:
     add(
         "--link",
         type=_link,
-        metavar="10gbit,20us",
+        metavar="10gbit,10us",
         help="rate and latency of the network between nodes; default: these",
     )
     add("--collective", default="all_reduce", metavar="NAME", help="default: all_reduce")
@@ -569,7 +569,7 @@ def _link(text: str) -> Link:
     match = re.fullmatch(rf"{number}({bits}),{number}({seconds})", text)
     if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no link; wanted its rate and its latency, as in 10gbit,20us"
+            f"{text!r} is no link; wanted its rate and its latency, as in 10gbit,10us"
         )
     return Link(
         alpha_s=float(match[3]) * _SECOND_UNITS[match[4]],

@@ -50,8 +50,8 @@ class Profile:
 
     in_node: Link = Link(1e-6, 1 / 8e9, message_s=1e-6)
     """Messages inside a node: 1 µs, 8 GB/s, and 1 µs for each message."""
-    between_nodes: Link = Link(20e-6, 8 / 10e9, message_s=2e-6)
-    """Messages between nodes: 20 µs, Ethernet of 10 Gbit/s, and 2 µs for each message."""
+    between_nodes: Link = Link(10e-6, 8 / 10e9, message_s=2e-6)
+    """Messages between nodes: 10 µs, Ethernet of 10 Gbit/s, and 2 µs for each message."""
     gamma_s_per_byte: float = 1 / 8e9
     """Seconds for each byte that a core reduces."""
     in_memory: Link = Link(0.5e-6, 1 / 20e9, receiver_copies=True)

@@ -62,7 +62,7 @@ HELP = ["-h", "--help"]
         ("ringreduce doctor ", [*HELP, "--clean"]),
         ("ringreduce completion ", ["bash", "zsh", "fish", *HELP]),
         ("ringreduce explain --al", ["--algorithm"]),
-        ("ringreduce explain -n 2 --tr", ["--transport"]),
+        ("ringreduce explain -n 2 --tr", ["--trace", "--transport"]),
         ("ringreduce explain --transport ", ["shm", "mpi"]),
         ("ringreduce explain --collective all_", ["all_reduce", "all_gather", "all_to_all"]),
         ("ringreduce explain --collective=all_g", ["all_gather"]),
