@@ -57,6 +57,8 @@ _IN_LOOPS = 1 << 20
 _LOOP, _FEWEST_TURNS, _ROW_S = 20, 5, 3.0
 """Calls of a loop; turns of a row at least, and seconds of the others."""
 _STREAM_BYTES = 32 << 20
+_PREDICTED = 64 << 10, 16 << 20
+"""The least and the most bytes of calls whose predictions are compared with their times."""
 
 
 def main() -> int:
@@ -230,15 +232,22 @@ def _show() -> None:
     texts = [(RESULTS / f"{name}.jsonl").read_text() for name in ("hosts", "hosts_gloo")]
     rows = [json.loads(line) for text in texts for line in text.splitlines()]
     rows = [row for row in rows if row["rate"] == "1gbit"]
+    if not rows:
+        return
     newest = max(rows, key=lambda row: row["date"])["cpu"]
     rows = sorted((row for row in rows if row["cpu"] == newest), key=lambda row: row["bytes"])
+    measured = {row["layout"] for row in rows}
     of_mpi = [row["of_mpi"]["auto"] for row in rows if "of_mpi" in row]
     svg = chart(
-        f"all_reduce between hosts takes 1/{max(of_mpi):.1f} to {1 / min(of_mpi):.2g} of the time of "
-        "the MPI's Allreduce",
+        f"all_reduce between hosts takes 1/{max(of_mpi):.1f} to {1 / min(of_mpi):.2g} of the time "
+        "of the MPI's Allreduce",
         f"Links of 1 Gbit/s; all ranks share {rows[0]['cores']} cores of {newest}; "
         "bench_results/hosts.jsonl.",
-        [_panel(layout, [row for row in rows if row["layout"] == layout]) for layout in LAYOUTS],
+        [
+            _panel(layout, [row for row in rows if row["layout"] == layout])
+            for layout in LAYOUTS
+            if layout in measured
+        ],
         columns=2,
         panel_height=170,
     )
@@ -253,6 +262,39 @@ def _show() -> None:
                 figures = [f"{row[of][made]:.2f}" for row in found if of in row]
                 if figures:
                     print(f"| {' | '.join([layout, mpi, *figures])} |")
+    _show_prices(rows)
+
+
+def _show_prices(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print how well ``"auto"`` predicts and chooses, by MPI."""
+    text = (RESULTS / "hosts_by_name.jsonl").read_text()
+    same = rows[0]["cpu"], "1gbit"
+    by_name = [
+        row for row in map(json.loads, text.splitlines()) if (row["cpu"], row["rate"]) == same
+    ]
+    for mpi in ("MPICH", "Open MPI"):
+        errors = [
+            abs(row["predicted_us"][row["algorithm"]] / row["single_us"]["auto"] - 1)
+            for row in rows
+            if mpi in row["mpi"] and "auto" in row["single_us"]
+            if _PREDICTED[0] <= row["bytes"] <= _PREDICTED[1]
+        ]
+        to_best = [
+            statistics.geometric_mean(
+                times[row["algorithm"]] / min(times.values())
+                for times in (row["single_us"], row["loop_us"])
+                if times
+            )
+            for row in by_name
+            if mpi in row["mpi"]
+        ]
+        if not errors or not to_best:
+            continue
+        near = sum(ratio <= 1.1 for ratio in to_best)
+        mean, error = statistics.geometric_mean(to_best), statistics.median(errors)
+        print(f"\n{mpi}: the median error of predictions from 64 KiB to 16 MiB is {error:.1%}.")
+        print(f"The choice of auto takes {mean:.2f} times the best candidate's time,", end=" ")
+        print(f"in {near} of {len(to_best)} cases at most 1.1 times.")
 
 
 def _panel(layout: str, rows: Sequence[Mapping[str, Any]]) -> Panel:

@@ -90,7 +90,8 @@ class Engine:
         self._messages: dict[int, tuple[int, Iterable[Note]]] = {}
         """Slice -> when its present messages began, and these messages, for the trace."""
         report_mismatch = self.agreement.report_mismatch
-        control = Control(self.wait_until, self.wait_for, report_mismatch, log)
+        rounds = self._log_rounds if config.log_messages else None
+        control = Control(self.wait_until, self.wait_for, report_mismatch, log, rounds)
         self.executables = Executables(transport, host, config, control, segments)
         self._between_hosts = config.node_memory is not None
         if config.memory is None:
@@ -337,10 +338,15 @@ class Engine:
                 finally:
                     other._lock.release()
 
+    def _log_rounds(self, index: int, notes: Iterable[Note]) -> None:
+        """Log the messages that slice `index` begins."""
+        assert self.log is not None
+        self.log += [LoggedMessage(self.agreement.number, index, *note) for note in notes]
+
     def _log(self, index: int, notes: Iterable[Note]) -> None:
-        """Log the messages that slice `index` begins; its messages before are over."""
+        """Log the messages that slice `index` begins, and trace its messages before, as over."""
         if self.log is not None:
-            self.log += [LoggedMessage(self.agreement.number, index, *note) for note in notes]
+            self._log_rounds(index, notes)
         if RECORDERS:
             begin_ns, over = self._messages.get(index, (0, ()))
             self._messages[index] = time.perf_counter_ns(), notes

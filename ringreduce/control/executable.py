@@ -39,7 +39,9 @@ class Control:
     report_mismatch: Callable[[int, bytes], None]
     """Report a peer's header that differs from this call's.  Raises an Interrupt."""
     log: Callable[[int, Iterable[Note]], None] | None = None
-    """Record the messages of a slice; None if no record is kept."""
+    """Record the messages of a slice that are sent; None if no record is kept."""
+    log_rounds: Callable[[int, Iterable[Note]], None] | None = None
+    """Log the messages of a slice that a program exchanges; None if there is no log of messages."""
 
 
 class Executable(Protocol):

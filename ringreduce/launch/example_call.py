@@ -106,7 +106,7 @@ class ExplainRequest:
             )
         _check_suffixes(self.svg, self.png)
         if self.trace is not None and self.trace.suffix != ".json":
-            raise ValueError(f"--trace {self.trace}: wanted a name that ends in .json")
+            raise ValueError(f"--trace is '{self.trace}'; wanted a name that ends in .json")
         if self.trace is not None and self.ranks > _MOST_EXACT:
             raise ValueError(
                 f"--trace has every message of at most {_MOST_EXACT} ranks; these are {self.ranks}"

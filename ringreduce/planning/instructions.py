@@ -118,6 +118,8 @@ class HostMessage(NamedTuple):
     """Bytes of the data that are sent, or the most that are received."""
     signed: bool
     """Whether the message begins with the header of the call."""
+    data_bytes: int | None
+    """Bytes of the data; None: the message is the header alone, and data follow in another one."""
 
 
 class Instructions(NamedTuple):

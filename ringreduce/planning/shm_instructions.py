@@ -567,8 +567,9 @@ class _Far:
         for message in self._recvs:
             if message.signature is not None:
                 inside = message.signature == INSIDE
-                nbytes = self._writer.table.nbytes(message.span) if inside else 0
-                place = yield from self._signed(message.peer, True, max(nbytes, INSIDE_BYTES))
+                data_bytes = self._writer.table.nbytes(message.span) if inside else None
+                most = max(data_bytes or 0, INSIDE_BYTES)
+                place = yield from self._signed(message.peer, True, most, data_bytes)
                 if inside:
                     self._landed.append((message.span, place))
             elif not self._waits:
@@ -576,8 +577,9 @@ class _Far:
         for message in self._sends:
             inside = message.signature == INSIDE
             if message.signature is not None:
-                nbytes = self._writer.table.nbytes(message.span) if inside else 0
-                yield from self._signed(message.peer, False, nbytes, message.span)
+                data_bytes = self._writer.table.nbytes(message.span) if inside else None
+                how = data_bytes or 0, data_bytes, message.span
+                yield from self._signed(message.peer, False, *how)
             if not inside:
                 yield from self._data(message, False)
 
@@ -601,7 +603,12 @@ class _Far:
         self._under_way.clear()
 
     def _signed(
-        self, peer: int, receives: bool, nbytes: int, span: Span | None = None
+        self,
+        peer: int,
+        receives: bool,
+        nbytes: int,
+        data_bytes: int | None,
+        span: Span | None = None,
     ) -> Generator[Instruction, None, Operand]:
         """Start a message that begins with the header, in MESSAGE; `span` is copied there first."""
         writer = self._writer
@@ -609,17 +616,25 @@ class _Far:
         writer.message_bytes += ALIGNMENT + -(-nbytes // ALIGNMENT) * ALIGNMENT
         if span is not None and nbytes:
             yield CopyBytes(place, writer.table.place(writer.rank, span), nbytes)
-        yield self._start(peer, receives, place, nbytes, True)
+        yield self._start(peer, receives, place, nbytes, True, data_bytes)
         return place
 
     def _data(self, message: PlannedMessage, receives: bool) -> Iterator[Instruction]:
         table = self._writer.table
         place, nbytes = table.place(self._writer.rank, message.span), table.nbytes(message.span)
-        yield self._start(message.peer, receives, place, nbytes, False)
+        yield self._start(message.peer, receives, place, nbytes, False, nbytes)
 
-    def _start(self, peer: int, receives: bool, place: Operand, nbytes: int, signed: bool) -> Start:
-        messages = self._writer.messages
-        messages.append(HostMessage(self._step.index, peer, receives, place, nbytes, signed))
+    def _start(
+        self,
+        peer: int,
+        receives: bool,
+        place: Operand,
+        nbytes: int,
+        signed: bool,
+        data_bytes: int | None,
+    ) -> Start:
+        messages, how = self._writer.messages, (nbytes, signed, data_bytes)
+        messages.append(HostMessage(self._step.index, peer, receives, place, *how))
         (self._under_way if receives else self._sent).append(len(messages) - 1)
         return Start(len(messages) - 1)
 

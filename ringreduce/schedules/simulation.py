@@ -64,7 +64,8 @@ def simulate(
     """Return the seconds until the last rank has finished all slices.
 
     `watch` is called with each step, and the time at which the work after the step begins.
-    `on_message` is called with each message, when both ends are posted, and when it is delivered.
+    `on_message` is called with each message, the time at which both its ends are posted, and the
+    time of its delivery.
     Raises ScheduleError if the ranks cannot finish.
     """
     return _Simulation(workload, slices, in_flight, watch, on_message).run()

@@ -294,17 +294,17 @@ def _finish(
 
 
 @compilable
-def _began_ns(path: FastPathState, cached: CachedCall) -> int:
-    """Read the clock if the call is recorded in a trace."""
-    return nanoseconds(address_of(path) + _ARGUMENTS) if cached.words else 0
+def _began_ns(path: FastPathState, words: Address) -> int:
+    """Read the clock if a call with these words is recorded in a trace."""
+    return nanoseconds(address_of(path) + _ARGUMENTS) if words else 0
 
 
 @compilable
-def _record(path: FastPathState, cached: CachedCall, began_ns: int) -> None:
+def _record(path: FastPathState, began_ns: int, nbytes: int, words: Address) -> None:
     """Record a call that ends now in the trace, if there is one."""
-    if cached.words:
+    if words:
         scratch = address_of(path) + _ARGUMENTS
-        record_event(EventRing(path.events), began_ns, cached.nbytes, cached.words, scratch)
+        record_event(EventRing(path.events), began_ns, nbytes, words, scratch)
 
 
 # --- calls on one array ---------------------------------------------------------------------------
@@ -339,7 +339,8 @@ def _run_one(
     if x:
         source, into = PyArray(x).data, PyArray(target).data
     signature, executable, program = cached.signature, cached.executable, cached.program
-    began_ns = _began_ns(path, cached)
+    words, nbytes = cached.words, cached.nbytes  # a signal handler may fill the slot anew
+    began_ns = _began_ns(path, words)
     _begin(path)
     done = _run(path, program, source, into) == DONE
     if done:
@@ -348,7 +349,7 @@ def _run_one(
         given = x if x else path.none
         done = _finish(path, Program(program), call, executable, given, target, 0)
     if done:
-        _record(path, cached, began_ns)
+        _record(path, began_ns, nbytes, words)
     path.busy = 0
     return done
 
@@ -433,7 +434,8 @@ def _run_list(
 ) -> bool:
     """Run the programs of a list's batches one after another; False if the call raised."""
     state, signature = ListState(cached.list), cached.signature
-    began_ns = _began_ns(path, cached)
+    words, nbytes = cached.words, cached.nbytes  # a signal handler may fill the slot anew
+    began_ns = _began_ns(path, words)
     _begin(path)
     pending, done = False, True
     for index in range(state.batches):
@@ -446,7 +448,7 @@ def _run_list(
     else:
         _count(path, signature)
     if done:
-        _record(path, cached, began_ns)
+        _record(path, began_ns, nbytes, words)
     path.busy = 0
     return done
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringreduce.control import executable
 from ringreduce.control.executable import Control
-from ringreduce.control.signature import DIGEST_BYTES, HEADER_BYTES
+from ringreduce.control.signature import DIGEST_BYTES
 from ringreduce.devices.base import Device, flat_pair, shares_memory
 from ringreduce.planning.plan import Plan
 from ringreduce.shm.host_messages import place_of
@@ -77,9 +77,9 @@ class ShmExecutable(executable.Executable):
         """Begin a run with arrays as for `PlanProgram.enter`; `held` keeps them alive."""
         self._running, self._arrays, self.held = True, (source, target), held
         self.program.header[:] = header
-        if self._control.log is not None:
+        if self._control.log_rounds is not None:
             for index, notes in enumerate(self.program.notes):
-                self._control.log(index, notes)
+                self._control.log_rounds(index, notes)
 
     def adopt(self, held: tuple[Any, ...]) -> None:
         self._running, self._arrays, self.held = True, (0, 0), held
@@ -162,16 +162,15 @@ class HostsExecutable(ShmExecutable):
         for index, message in enumerate(self.program.messages):
             if message.state == WANTED:
                 self._bind_message(index, message)
-                message.began_ns = time.perf_counter_ns() if RECORDERS else 0
+                message.began_ns = time.perf_counter_ns() if message.words else 0
+                message.state = UNDER_WAY  # before `Start`: a signal handler may raise
                 self._requests[index].Start()
-                message.state = UNDER_WAY
             if message.state == UNDER_WAY and self._requests[index].Test():
                 message.state = OVER
-                if RECORDERS:
+                if message.words:
                     name, way = ("recv", "from") if message.receives else ("send", "to")
-                    words = f"{way} {message.peer}"
-                    nbytes = message.nbytes - message.signed * HEADER_BYTES
-                    RECORDERS[0].add(MESSAGE, name, message.began_ns, nbytes, words)
+                    words = message.data_bytes, f"{way} {message.peer}"
+                    RECORDERS[0].add(MESSAGE, name, message.began_ns, *words)
 
     def _bind_message(self, index: int, message: HostMessageRecord) -> None:
         """Bind a request to a message, unless the one of an earlier run has the same memory."""

@@ -398,7 +398,7 @@ class FastPath:
         cached.input, cached.last, cached.count_of_counts = id(like), id(last), len(key.counts)
         cached.signature, cached.output, cached.shape = id(signature), id(output), id(shape)
         cached.result = 0 if has_result else id(None)
-        _fill_programs(cached, call)
+        _fill_programs(cached, call, self.state.events != 0)
         self._calls[self._places[key]] = key, call
         cached.hash, cached.call = hash_of(given), id(call)
 
@@ -424,12 +424,12 @@ def _fill_own(made: _Records, call: CompiledCall, result: Any) -> None:
     cached = made.cached
     cached.signature, cached.call = id(call.engine_call.signature), id(call)
     cached.output = cached.result = id(result)
-    _fill_programs(cached, call)
+    _fill_programs(cached, call, FastPathState(made.entry.path).events != 0)
     made.entry.own_call = address_of(cached)
 
 
-def _fill_programs(cached: CachedCall, call: CompiledCall) -> None:
-    if RECORDERS:
+def _fill_programs(cached: CachedCall, call: CompiledCall, traced: bool) -> None:
+    if traced:
         made = call.engine_call
         words = kept_words(CALL, made.signature.collective, made.schedule.algorithm)
         call.named += (words,)

@@ -1,4 +1,4 @@
-"""Messages to and from other hosts in a program: compiled code calls MPI.
+"""Messages to and from other hosts in a program: compiled code calls MPI, or leaves them to Python.
 
 A program has the messages of its plan as `HostMessageRecord`.  START hands one to MPI, COMPLETE
 polls until it is over.  MPI moves data only inside its calls, so a program that waits for a rank of
@@ -32,7 +32,6 @@ from ringreduce.shm.protocol import copy_header, equal
 from ringreduce.trace.ring import EventRing, record_event
 
 _MESSAGE_BYTES = size_of(HostMessageRecord)
-_HEADER_BYTES = size_of(Header)
 _REQUEST, _FLAG = offset_of(HostMessageRecord, "request"), offset_of(Mpi, "flag")
 
 
@@ -109,9 +108,8 @@ def test(team: Team, message: HostMessageRecord) -> int:
         return PENDING
     message.state = OVER
     if message.words:
-        nbytes = message.nbytes - message.signed * _HEADER_BYTES
-        clock = address_of(team.clock)
-        record_event(EventRing(team.events), message.began_ns, nbytes, message.words, clock)
+        ring, clock = EventRing(team.events), address_of(team.clock)
+        record_event(ring, message.began_ns, message.data_bytes, message.words, clock)
     return DONE
 
 

@@ -469,9 +469,11 @@ class HostMessageRecord(Record):
     request: Word
     # NOT_STARTED, WANTED, UNDER_WAY, OVER or WITHDRAWN.
     state: Word
-    # The address of its words in a trace; 0: this process records none.
+    # The address of its words in a trace; 0: it is not traced.
     words: Address
-    # When it was started, if the trace has it.
+    # Bytes of its data, for the trace.
+    data_bytes: Word
+    # When it was started, in ns, if it is traced.
     began_ns: Word
 
 

@@ -426,12 +426,13 @@ class SharedMemory:
         self._point(program, record.place, message.place.after(-header))
         record.nbytes, record.peer = message.nbytes + header, message.peer
         record.receives, record.signed = message.receives, message.signed
-        if self.team.events:
+        if self.team.events and message.data_bytes is not None:
             kind = message.peer, message.receives
             if kind not in self._event_words:
                 words = ("recv", f"from {kind[0]}") if kind[1] else ("send", f"to {kind[0]}")
                 self._event_words[kind] = kept_words(recorder.MESSAGE, *words)
             record.words = array_address(self._event_words[kind])
+            record.data_bytes = message.data_bytes
 
     def _locate(self, buffer: Buffer, location: Location) -> None:
         """Write the location of a buffer of this rank, as peers resolve it."""

@@ -100,7 +100,7 @@ def share_segments(transport: Transport, nodes: Nodes | None = None) -> Segments
     """Map a segment of every rank in all ranks of its node.  Collective, before the first call.
 
     `nodes`: those of the communicator, if they are others than the transport's.  Returns None, on
-    all ranks, if a node is on several hosts, if nodes are several and compiled code cannot send
+    all ranks, if a node is on several hosts, if nodes are several and programs cannot send
     messages between them, if some rank lacks the compiled functions, or if the ranks of a node
     cannot share memory.
     """

@@ -282,14 +282,16 @@ def test_calls_are_recorded_with_their_bytes(traced, rank):
     assert any(name.startswith("barrier") for name in names)
 
 
-def check_messages(path: Path, rank: int, wanted_bytes: int) -> None:
-    """Check the messages within the last of three calls, on one rank of two."""
-    call = events_of(path, pid=rank, name="all_reduce 8 KiB ring")[2]
-    inside = [e for e in events_of(path, pid=rank, cat="message") if is_inside(e, call)]
-    for direction in ("send", "recv"):
-        found = [e for e in inside if e["name"].startswith(direction)]
-        assert sum(e["args"]["bytes"] for e in found) == wanted_bytes
-        assert {e["args"]["peer"] for e in found} <= {1 - rank}
+def check_messages(path: Path, rank: int, wanted_bytes: int, size: str = "8 KiB") -> None:
+    """Check the messages within each of three calls of that size, on one rank of two."""
+    calls = events_of(path, pid=rank, cat="call", name=f"all_reduce {size} ring")
+    assert len(calls) == 3
+    for call in calls:
+        inside = [e for e in events_of(path, pid=rank, cat="message") if is_inside(e, call)]
+        for direction in ("send", "recv"):
+            found = [e for e in inside if e["name"].startswith(direction)]
+            assert sum(e["args"]["bytes"] for e in found) == wanted_bytes
+            assert {e["args"]["peer"] for e in found} <= {1 - rank}
 
 
 @RANKS
@@ -298,10 +300,15 @@ def test_the_messages_of_a_call_between_hosts_lie_within_its_time(traced, rank):
     check_messages(path, rank, 8192 if len(nodes) > 1 else 0)  # a ring of two ranks
 
 
+SIZES = {"16 B": 16, "64 KiB": 64 << 10}
+
+
 def compiled_calls() -> dict[str, int]:
     """Return how many events compiled code has recorded, by an MPI job on two stated nodes."""
     with rr.init(nodes=(1, 1)) as comm:
         calls(comm)
+        for nbytes in [*SIZES.values()] * 3:
+            comm.all_reduce(np.ones(nbytes // 8), algorithm="ring")
     return {"events": EventRing(RECORDERS[0].ring).count}
 
 
@@ -310,9 +317,11 @@ def test_compiled_calls_between_hosts_record_themselves_and_their_messages(mpi, 
     path = tmp_path / "t.json"
     program = "tests.launch.test_traces:compiled_calls"
     done = mpi.run_ok("call", 2, program, **{TRACE: str(path)}, RINGREDUCE_TRANSPORT="auto")
-    assert all(each["events"] >= 3 * 4 + 2 for each in done)  # messages, and calls but the first
+    assert all(each["events"] >= 9 * 4 for each in done)  # messages
     for rank in (0, 1):
         check_messages(path, rank, 8192)
+        for size, nbytes in SIZES.items():
+            check_messages(path, rank, nbytes, size)
 
 
 def repeats(comm: rr.Communicator) -> int:
@@ -330,7 +339,7 @@ def repeats(comm: rr.Communicator) -> int:
 def test_compiled_code_makes_and_records_the_calls_of_one_host(tmp_path, monkeypatch):
     path = tmp_path / "t.json"
     monkeypatch.setenv(TRACE, str(path))
-    assert rr.spawn(repeats, 2, processes=True) == [2 * 3 + 3] * 2
+    assert all(count >= 6 for count in rr.spawn(repeats, 2, processes=True))
     for rank in (0, 1):
         found = [e["args"]["bytes"] for e in events_of(path, pid=rank, cat="call")]
         assert [found.count(nbytes) for nbytes in (8000, 16000)] == [6, 3]

@@ -4,9 +4,9 @@
 
 Each job has two ranks on one host, and one on another, which are network namespaces.  The other
 host is killed, stopped, or its link goes down, while calls of one compiled program or of several
-slices run.  The ranks of the first host must name the lost rank; of a killed host an MPI ends the
-whole job.  Counts jobs with another outcome, jobs that did not end, and jobs of which a process is
-left.  Exits with 1 if there was any.
+slices run.  The ranks of the first host must name the lost rank; if the host is killed, an MPI ends
+the whole job.  Counts jobs with another outcome, jobs that did not end, and jobs of which a process
+is left.  Exits with 1 if there was any.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks import rows
 from tests.support.hosts import JobsOnHosts, jobs_on_hosts
+from tests.support.mpi import alive_in_the_end
 from tests.support.over_hosts import LONG, LONG_S, SHORT
 
 ERRORS = {
@@ -77,7 +78,7 @@ def wrong_of(jobs: JobsOnHosts, way: str, fault: str, seed: str) -> list[str]:
     errors = [each and each["error"] for each in found]
     named = all(each is None or each["ranks"] == [2] for each in found)
     wrong = ["outcomes"] * (not named or any(error not in wanted for error in errors))
-    wrong += ["left"] * (jobs.processes(1) + jobs.processes(2) != [])
+    wrong += ["left"] * (alive_in_the_end(jobs.processes(1) + jobs.processes(2)) != [])
     if wrong:
         print(f"{seed}: {wrong}\n{found}", file=sys.stderr)
     return wrong

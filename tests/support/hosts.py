@@ -63,14 +63,18 @@ class JobsOnHosts(MpiJobs):
         """
         program = "tests.support.over_hosts:interrupted"
         job = self.start("call", 3, program, str(timeout_s), str(count))
-        self._wait_for(job, "began*", 3)
-        time.sleep(after_s)
-        if fault == "disconnect":
-            self.connect(2, "down")
-        else:
-            self.signal(2, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
         try:
+            self._wait_for(job, "began*", 3)
+            time.sleep(after_s)
+            if fault == "disconnect":
+                self.connect(2, "down")
+            else:
+                self.signal(2, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
             self._wait_for(job, "[01].json", 2)
+        except BaseException:
+            self.signal(1, signal.SIGKILL)
+            self.kill(job)
+            raise
         finally:
             self.connect(2, "up")
             self.signal(2, signal.SIGKILL)
