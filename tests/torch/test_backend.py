@@ -51,7 +51,6 @@ def test_mpi_connects_ranks_of_several_hosts(tmp_path):
     assert wrong == {}
 
 
-@pytest.mark.long
 def test_tcp_connects_ranks_of_several_hosts_without_mpi(hosts):
     found = hosts.run_ok("call", 3, "tests.torch.checks:over_tcp")
     wrong = {name: came for each in found for name, came in each.items() if came != "ok"}
