@@ -43,10 +43,14 @@ def _do(command: str) -> None:
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str) -> Iterator[tuple[str, list[str], Path]]:
-    """The hub's namespace, the hosts' addresses, and what mpiexec starts commands on them with."""
+    """The hub's namespace, the hosts' addresses, and what mpiexec starts commands on them with.
+
+    `rate`: of each host's link, as tc writes it; or of the hosts in turn, "1gbit,500mbit".
+    """
     prefix = f"rr{os.getpid()}"
     hub = f"{prefix}-hub"
     made: list[str] = []
+    rates = rate.split(",")
     with tempfile.TemporaryDirectory(prefix="rr-hosts-") as folder:
         try:
             for name in (hub, *(f"{prefix}-{i}" for i in range(1, count + 1))):
@@ -63,7 +67,8 @@ def hosts(count: int, rate: str) -> Iterator[tuple[str, list[str], Path]]:
                 _do(f"ip -n {host} addr add {_NETWORK}.{i}/24 dev eth0")
                 _do(f"ip -n {host} link set eth0 up")
                 for end in (f"-n {hub} qdisc add dev {port}", f"-n {host} qdisc add dev eth0"):
-                    _do(f"tc {end} root tbf rate {rate} burst {_BURST} latency {_LATENCY}")
+                    own = rates[(i - 1) % len(rates)]
+                    _do(f"tc {end} root tbf rate {own} burst {_BURST} latency {_LATENCY}")
             launcher = Path(folder) / "launch"
             launcher.write_text(_LAUNCHER.format(prefix=prefix, folder=folder))
             launcher.chmod(0o755)
@@ -104,7 +109,9 @@ def main() -> int:
     """Run a program on such hosts."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--ranks", default="1,1", help="ranks of each host")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
+    parser.add_argument(
+        "--rate", default="1gbit", help="of each host's link, or of the hosts in turn"
+    )
     parser.add_argument("program", nargs="+", help="after --")
     arguments = parser.parse_args()
     ranks = [int(count) for count in arguments.ranks.split(",")]
