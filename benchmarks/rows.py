@@ -14,6 +14,10 @@ HOSTS = "BENCHMARK_HOSTS"
 """The variable with the options of `benchmarks.hosts`, set where it has made the hosts."""
 
 
+_EXPECTED_SIZE = "RINGREDUCE_EXPECTED_SIZE"
+"""`recovery.wire.EXPECTED_SIZE`, which older checkouts have elsewhere: they use this file, too."""
+
+
 def environment(command: str) -> dict[str, Any]:
     """The origin of a figure.  Call it on a rank of the job."""
     from ringreduce.bench.environment import environment as of_the_run
@@ -26,13 +30,11 @@ def command_line(module: str) -> str:
     """How this benchmark was started, as one would type it."""
     from mpi4py import MPI
 
-    from ringreduce.recovery.wire import EXPECTED_SIZE
-
     program = f"python -m benchmarks.{module} {' '.join(sys.argv[1:])}".strip()
     if HOSTS in os.environ:
         return f"python -m benchmarks.hosts {os.environ[HOSTS]} -- {program}"
     ranks = MPI.COMM_WORLD.Get_size()
-    if EXPECTED_SIZE in os.environ:
+    if _EXPECTED_SIZE in os.environ:
         return f"ringreduce run -n {ranks} {program.removeprefix('python ')}"
     return f"mpirun -n {ranks} {program}"
 
