@@ -329,7 +329,8 @@ def _measure(
             print(f"=== {name}, {mpi}, {new.ranks} ranks, run {number + 1}, {which}", flush=True)
             runs[checkout.folder].append(benchmark(checkout))
     where = json.loads(new.run_ranks("-c", _WHERE).splitlines()[-1])
-    where["command"] = f"python -m benchmarks.{NAME} {' '.join(sys.argv[1:])}".strip()
+    words = ("OLD_CHECKOUT" if word == str(options.old) else word for word in sys.argv[1:])
+    where["command"] = f"python -m benchmarks.{NAME} {' '.join(words)}"
     where |= {"mpi_wheel": environments.WHEELS[mpi], "old": _commit(options.old)}
     where["new"] = _commit(environments.ROOT)
     rows = [
