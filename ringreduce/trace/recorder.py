@@ -31,7 +31,7 @@ HEADER = struct.Struct("<qdd")
 EVENT = struct.Struct(f"<qq{WORDS_BYTES}sq")
 """Begin in ns, bytes, `ring.WORDS`, end.  The end is written last: an event that a kill has torn
 ends before it begins."""
-pack_into = EVENT.pack_into
+_pack_into = EVENT.pack_into
 PART_BYTES = HEADER.size + 2 * MOST * EVENT.size
 """Size of a part: the events of Python, then those of compiled code."""
 
@@ -61,7 +61,7 @@ class Recorder:
         `how`: the algorithm of a call; ``"to 1"`` or ``"from 1"`` of a message.
         """
         words, end_ns = words_of(kind, name, how), perf_counter_ns()
-        EVENT.pack_into(self.memory, next(self.places), begin_ns, nbytes, words, end_ns)
+        _pack_into(self.memory, next(self.places), begin_ns, nbytes, words, end_ns)
 
 
 RECORDERS: list[Recorder] = []
@@ -89,7 +89,7 @@ class _Span:
         end_ns = perf_counter_ns()
         for recorder in RECORDERS:
             place = next(recorder.places)
-            pack_into(recorder.memory, place, self._begin_ns, 0, self._words, end_ns)
+            _pack_into(recorder.memory, place, self._begin_ns, 0, self._words, end_ns)
 
 
 _NOTHING = nullcontext()

@@ -151,8 +151,7 @@ def events_of(rank: int, found: Iterable[tuple[Any, ...]], offset_s: float = 0.0
 
 def _event(rank: int, offset_s: float, fields: tuple[Any, ...]) -> Event:
     (begin, nbytes, words, end), offset = fields, round(1e9 * offset_s)
-    texts = (word.rstrip(b"\0").decode(errors="ignore") for word in WORDS.unpack(words))
-    kind, name, how = texts
+    kind, name, how = (w.rstrip(b"\0").decode(errors="ignore") for w in WORDS.unpack(words))
     args: dict[str, Any] = {"bytes": nbytes, "algorithm": how}
     if kind == "message":
         args = {"bytes": nbytes, "peer": int(how.split()[1])}

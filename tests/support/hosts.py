@@ -58,8 +58,8 @@ class JobsOnHosts(MpiJobs):
     def let_fail(self, fault: str, timeout_s: float, count: int, after_s: float = 0.0) -> list[Any]:
         """Let the second host fail in the middle of calls; return what ranks 0 and 1 report.
 
-        `fault`: "kill", "stop" or "disconnect".  Of `count` elements; `after_s` after the first
-        call.  If MPI connects the ranks of a killed host, it ends the job: they report None.
+        `fault`: "kill", "stop" or "disconnect", `after_s` seconds after the first call.  The calls
+        reduce `count` elements.  If a host is killed, an MPI ends the job: the ranks report None.
         """
         program = "tests.support.over_hosts:interrupted"
         job = self.start("call", 3, program, str(timeout_s), str(count))
@@ -81,7 +81,7 @@ class JobsOnHosts(MpiJobs):
         return self.finish(job).results[:2]
 
     def _wait_for(self, job: subprocess.Popen[str], names: str, count: int) -> None:
-        """Wait until a job has written so many results, or has ended."""
+        """Wait until a job has written `count` files of these names, or has ended."""
         end = time.monotonic() + DEADLINE_S
         while job.poll() is None and len([*job.results.glob(names)]) < count:  # type: ignore[attr-defined]
             assert time.monotonic() < end

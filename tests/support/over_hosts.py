@@ -1,4 +1,4 @@
-"""What the ranks of a job on two hosts find, without MPI."""
+"""Facts that the ranks of a job on two hosts return, by MPI or without it."""
 
 from __future__ import annotations
 

@@ -225,10 +225,10 @@ def a_group_ends_after_the_calls_under_way() -> None:
         dist.recv(token, peer)  # that rank has made its calls
     for tensor in tensors:
         dist.all_reduce(tensor, group=group, async_op=True)
-    if rank() != 1:
-        dist.send(token, 1)
     threads = set(threading.enumerate()) - before
     assert threads or rank() == 1
+    if rank() != 1:
+        dist.send(token, 1)
     dist.destroy_process_group(group)
     for tensor in tensors:
         same(tensor, sum(everybodys(10_000)))
